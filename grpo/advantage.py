@@ -1,0 +1,43 @@
+"""Group-relative advantages (DeepSeekMath, arXiv:2402.03300, section 4.1.2, outcome supervision)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+ScaleRewards = Literal["group", "none"]
+
+EQUAL_WITHIN = 1e-6
+"""Rewards of a group closer together than this are equal: the residue of a sum is not a signal, and dividing
+it by its own standard deviation would make it one."""
+
+
+def group_advantages(
+    rewards: Sequence[float | None], scale_rewards: ScaleRewards = "group"
+) -> list[float | None]:
+    """Return the advantage of each sample of one group, in order.
+
+    `rewards` has one entry a sample of the same question; None = unscored. An unscored sample enters neither
+    the mean nor the standard deviation and gets None, so that it cannot enter the loss either.
+
+    A = (r − mean) / std with `scale_rewards="group"`, A = r − mean with "none" (Dr. GRPO, arXiv:2503.20783).
+    std is the sample standard deviation (n − 1), as in TRL; no constant is added to it. A group whose scored
+    rewards are all equal, or that has a single one, gets exactly 0. Computed in double precision.
+    """
+    scored = [float(reward) for reward in rewards if reward is not None]
+    if not all(math.isfinite(reward) for reward in scored):
+        raise ValueError(f"a reward is not a finite number: {list(rewards)}; use None for an unscored sample")
+    if is_degenerate(rewards):
+        return [None if reward is None else 0.0 for reward in rewards]
+    mean = math.fsum(scored) / len(scored)
+    scale = 1.0
+    if scale_rewards == "group":
+        scale = math.sqrt(math.fsum((reward - mean) ** 2 for reward in scored) / (len(scored) - 1))
+    return [None if reward is None else (reward - mean) / scale for reward in rewards]
+
+
+def is_degenerate(rewards: Sequence[float | None]) -> bool:
+    """True when the group has no gradient: fewer than two scored samples, or all of them equal."""
+    scored = [reward for reward in rewards if reward is not None]
+    return len(scored) < 2 or max(scored) - min(scored) < EQUAL_WITHIN

@@ -1,0 +1,143 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo.loss import (
+    LossSettings,
+    kl_to_reference,
+    policy_loss,
+    row_coefficients,
+    token_losses,
+    weighted_loss,
+)
+
+CASES = Path(__file__).parents[2].parent / "shared" / "cases" / "files" / "grpo_cases.json"
+
+
+def cases() -> dict:
+    if not CASES.exists():
+        pytest.skip("the shared cases folder is not here")
+    return json.loads(CASES.read_text())
+
+
+def padded(rows: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
+    length = max(map(len, rows))
+    losses = torch.tensor([row + [7.0] * (length - len(row)) for row in rows])
+    mask = torch.tensor([[1.0] * len(row) + [0.0] * (length - len(row)) for row in rows])
+    return losses, mask
+
+
+def test_token_loss_matches_a_slow_loop():
+    torch.manual_seed(0)
+    new, old, reference = torch.randn(3, 5), torch.randn(3, 5), torch.randn(3, 5)
+    advantages = torch.tensor([1.5, -0.5, 0.0])
+    settings = LossSettings(epsilon=0.1, epsilon_high=0.3, beta=0.05)
+    loss, kl, clipped = token_losses(new, old, advantages, settings, reference)
+    for i in range(3):
+        for t in range(5):
+            ratio = math.exp(new[i, t] - old[i, t])
+            a = advantages[i].item()
+            surrogate = min(ratio * a, min(max(ratio, 0.9), 1.3) * a)
+            d = (reference[i, t] - new[i, t]).item()
+            k3 = math.exp(d) - d - 1
+            assert loss[i, t].item() == pytest.approx(-surrogate + 0.05 * k3, abs=1e-5)
+            assert kl[i, t].item() == pytest.approx(k3, abs=1e-5)
+            cut = (ratio > 1.3 and a > 0) or (ratio < 0.9 and a < 0)
+            assert clipped[i, t].item() == float(cut)
+    assert 0 < clipped.sum() < 15
+
+
+def test_clip_stops_the_gradient_on_the_far_side_only():
+    for logratio, advantage, flows in [
+        (0.5, 1.0, False),
+        (0.5, -1.0, True),
+        (-0.5, -1.0, False),
+        (-0.5, 1.0, True),
+    ]:
+        new = torch.tensor([[logratio]], requires_grad=True)
+        loss, _, _ = token_losses(new, torch.zeros(1, 1), torch.tensor([advantage]), LossSettings())
+        loss.sum().backward()
+        assert (new.grad.abs().item() > 0) == flows
+
+
+def test_kl_is_zero_at_the_reference_and_never_negative():
+    logprobs = torch.randn(4, 6) - 2
+    assert kl_to_reference(logprobs, logprobs.clone()).abs().max() == 0
+    assert kl_to_reference(logprobs, logprobs + torch.randn(4, 6)).min() >= 0
+
+
+def test_beta_without_reference_is_refused():
+    x = torch.zeros(1, 1)
+    with pytest.raises(ValueError, match="reference"):
+        token_losses(x, x, torch.ones(1), LossSettings(beta=0.1))
+
+
+def test_masked_truncated_completion_leaves_numerator_and_denominator():
+    case = cases()["E2a_masked_truncated"]
+    losses, mask = padded([[row["per_token_loss"]] * row["tokens"] for row in case["rows"]])
+    coefficients = row_coefficients(
+        [row["tokens"] for row in case["rows"]], ["a", "b"], LossSettings(),
+        excluded=[row["truncated"] for row in case["rows"]],
+    )  # fmt: skip
+    assert weighted_loss(losses, mask, torch.tensor(coefficients)).item() == pytest.approx(
+        case["right_token_mean"]
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+def test_micro_batches_change_nothing(size, loss_type):
+    rows = cases()["E2b_accumulation"]["per_token_loss_rows"]
+    settings = LossSettings(loss_type=loss_type, max_completion_length=8)
+    coefficients = torch.tensor(row_coefficients([len(r) for r in rows], list("abcd"), settings))
+    torch.manual_seed(1)
+    scale = torch.randn(4, 8)
+
+    def total(size: int) -> tuple[float, torch.Tensor]:
+        parameter = torch.ones(8, requires_grad=True)
+        losses, mask = padded(rows)
+        value = 0.0
+        for start in range(0, 4, size):
+            part = slice(start, start + size)
+            loss = weighted_loss(losses[part] + scale[part] * (parameter - 1), mask[part], coefficients[part])
+            loss.backward()
+            value += loss.item()
+        return value, parameter.grad
+
+    expected = {"dapo": 2.3, "grpo": 2.375, "dr_grpo": (4 + 8 + 30 + 4) / 32}[loss_type]
+    value, gradient = total(size)
+    assert value == pytest.approx(expected, abs=1e-6)
+    assert torch.allclose(gradient, total(4)[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+def test_turn_and_trajectory_rows_give_each_trajectory_the_same_weight(loss_type):
+    settings = LossSettings(loss_type=loss_type)
+    turns = row_coefficients([3, 4, 2, 6], ["a", "a", "a", "b"], settings)
+    whole = row_coefficients([9, 6], ["a", "b"], settings)
+    assert 3 * turns[0] + 4 * turns[1] + 2 * turns[2] == pytest.approx(9 * whole[0])
+    assert 6 * turns[3] == pytest.approx(6 * whole[1])
+
+
+def test_row_weights_multiply_before_the_token_mean():
+    plain = row_coefficients([3, 5], ["a", "b"], LossSettings())
+    weighted = row_coefficients([3, 5], ["a", "b"], LossSettings(), row_weights=[2.0, 0.5])
+    assert weighted == pytest.approx([2 * plain[0], 0.5 * plain[1]])
+
+
+def test_rows_outside_the_loss_leave_the_statistics():
+    x = torch.full((2, 3), -1.0)
+    mask = torch.ones(2, 3)
+    coefficients = torch.tensor([1 / 3, 0.0])
+    x[1] = float(-50)
+    loss, stats = policy_loss(x, x.clone(), torch.tensor([2.0, 9.0]), mask, coefficients, LossSettings())
+    assert loss.item() == pytest.approx(-2.0)
+    assert (stats.tokens, stats.neg_logprob) == (3.0, 3.0)
+
+
+def test_an_update_without_tokens_is_zero_not_nan():
+    assert row_coefficients([4], ["a"], LossSettings(), excluded=[True]) == [0.0]
+    assert row_coefficients([], [], LossSettings()) == []
