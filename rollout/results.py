@@ -1,0 +1,160 @@
+"""One compact row a question and sample: what metrics, comparisons and tables are computed from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from visor.types import (
+    SCHEMA_VERSION,
+    Answer,
+    Crop,
+    Invalid,
+    Question,
+    Record,
+    Search,
+    Trajectory,
+    Turn,
+)
+
+
+class ResultRow(Record):
+    """What one trajectory comes to; it can be recomputed from the trajectory and its question."""
+
+    schema_version: int = SCHEMA_VERSION
+    question_id: str
+    sample_index: int = 0
+    system: str
+    seed: int = 0
+    question: str
+    gold_answers: list[str] = []
+    gold_page_ids: list[str] = []
+    tags: dict[str, Any] = {}
+    answer: str | None = None
+    """None = no answer was given."""
+    stop_reason: str | None = None
+    error: str = ""
+    """`source: type: message` of a fault; empty = none."""
+    verdict: bool | None = None
+    """The judge's; None = not asked, or no verdict."""
+    reward: float | None = None
+    """None = unscored."""
+    unscored_reason: str = ""
+    delta: int | None = None
+    """Δ = T − t* of VISOR eq. 5; None = incomplete or no gold pages."""
+    queries: list[str] = []
+    """As sent to the retriever, in order."""
+    shown_page_ids: list[str] = []
+    """Pages that searches put into the context, in order."""
+    admitted: list[str | None] = []
+    """The page each search showed; None = nothing new."""
+    calls: int = 0
+    """Policy calls that got a reply."""
+    context_images: list[int] = []
+    """Images in the context of each call."""
+    new_tokens: int | None = None
+    """Sampled tokens in all; None where an endpoint gives text only."""
+    crops: int = 0
+    """Turns with a crop action."""
+    invalid_actions: int = 0
+    format_defects: int = 0
+    """Turns whose reply had defective tags or more than one action."""
+    seconds: dict[str, float] = {}
+    """Policy and retrieval time by stage as in VISOR's figure 4 (search, perception, verification, answer,
+    other), and `wall`, the time from start to end, waiting for the batch included."""
+
+    @property
+    def finished(self) -> bool:
+        """A non-empty answer was given."""
+        return bool(self.answer and self.answer.strip())
+
+    @property
+    def failed(self) -> bool:
+        """A fault, or no answer at all: it stays in every denominator, as wrong."""
+        return bool(self.error) or self.answer is None
+
+    @property
+    def unjudged(self) -> bool:
+        """There is an answer that the judge gave no verdict on."""
+        return not self.error and self.finished and self.verdict is None
+
+    @property
+    def correct(self) -> bool:
+        return self.verdict is True
+
+    @property
+    def complete(self) -> bool | None:
+        """All gold pages were shown; None = the question has none."""
+        return set(self.gold_page_ids) <= set(self.shown_page_ids) if self.gold_page_ids else None
+
+    @property
+    def hit(self) -> bool | None:
+        """At least one gold page was shown; None = the question has none."""
+        return bool(set(self.gold_page_ids) & set(self.shown_page_ids)) if self.gold_page_ids else None
+
+
+def result_row(trajectory: Trajectory, question: Question) -> ResultRow:
+    """Condense a trajectory. ValueError when it belongs to another question."""
+    if trajectory.question_id != question.question_id:
+        raise ValueError(f"trajectory of {trajectory.question_id!r} paired with {question.question_id!r}")
+    turns, reward, error = trajectory.turns, trajectory.reward, trajectory.error
+    searches = [turn for turn in turns if isinstance(turn.action, Search)]
+    return ResultRow(
+        question_id=trajectory.question_id,
+        sample_index=trajectory.sample_index,
+        system=trajectory.system,
+        seed=trajectory.seed,
+        question=question.text,
+        gold_answers=question.gold_answers,
+        gold_page_ids=question.gold_page_ids,
+        tags=question.tags,
+        answer=trajectory.answer,
+        stop_reason=trajectory.stop_reason.value if trajectory.stop_reason else None,
+        error=f"{error.source}: {error.type}: {error.message}" if error else "",
+        verdict=reward.verdict if reward else None,
+        reward=reward.total if reward else None,
+        unscored_reason=reward.unscored_reason if reward else "not scored",
+        delta=reward.delta if reward else None,
+        queries=[turn.query or "" for turn in searches],
+        shown_page_ids=trajectory.shown_page_ids,
+        admitted=[_admitted(turn) for turn in searches],
+        calls=len(turns),
+        context_images=[sum(len(message.images) for message in turn.context) for turn in turns],
+        new_tokens=_new_tokens(turns),
+        crops=sum(isinstance(turn.action, Crop) for turn in turns),
+        invalid_actions=sum(isinstance(turn.action, Invalid) for turn in turns),
+        format_defects=sum(not turn.format_ok for turn in turns),
+        seconds=_seconds(trajectory),
+    )
+
+
+def _admitted(turn: Turn) -> str | None:
+    pages = turn.observation.page_ids if turn.observation else []
+    return pages[0] if pages else None
+
+
+def _new_tokens(turns: list[Turn]) -> int | None:
+    ids = [turn.completion.token_ids for turn in turns]
+    return None if None in ids else sum(len(token_ids) for token_ids in ids)
+
+
+def _seconds(trajectory: Trajectory) -> dict[str, float]:
+    seconds: dict[str, float] = defaultdict(float)
+    for turn in trajectory.turns:
+        seconds[_stage(turn)] += turn.completion.seconds + turn.retrieval_seconds
+    if "wall_seconds" in trajectory.meta:
+        seconds["wall"] = trajectory.meta["wall_seconds"]
+    return {stage: round(value, 4) for stage, value in seconds.items()}
+
+
+def _stage(turn: Turn) -> str:
+    """The stage of figure 4 of VISOR that a turn counts under."""
+    match turn.action:
+        case Search():
+            return "verification" if turn.is_verification else "search"
+        case Crop():
+            return "perception"
+        case Answer():
+            return "answer"
+        case _:
+            return "other"
