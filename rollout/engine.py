@@ -1,0 +1,89 @@
+"""Many episodes at once: run, score, hand back in job order."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rewards.judge import Judge
+from visor.types import Question, RewardBreakdown, Trajectory
+
+Scorer = Callable[[Trajectory, Question, Judge], "RewardBreakdown | Awaitable[RewardBreakdown]"]
+"""`rewards.combine.score` or a coroutine function of the same arguments."""
+
+
+class System(Protocol):
+    """Anything that answers questions: `visor.systems`."""
+
+    name: str
+
+    async def solve(self, question: Question, *, seed: int = 0, sample_index: int = 0) -> Trajectory: ...
+
+
+@dataclass(frozen=True)
+class EpisodeJob:
+    """One question to be answered once."""
+
+    question: Question
+    seed: int = 0
+    sample_index: int = 0
+
+
+OnDone = Callable[[EpisodeJob, Trajectory], None]
+
+
+class RolloutEngine:
+    """Runs jobs concurrently, each at its own pace: an episode never waits for another one's turn.
+
+    Requests that happen to wait together are batched by the policy client.
+    """
+
+    def __init__(self, system: System, judge: Judge, scorer: Scorer, max_concurrency: int = 64) -> None:
+        if max_concurrency < 1:
+            raise ValueError(f"max_concurrency must be at least 1, got {max_concurrency}")
+        self.system = system
+        self.judge = judge
+        self.scorer = scorer
+        self.max_concurrency = max_concurrency
+
+    def run(self, jobs: Sequence[EpisodeJob], on_done: OnDone | None = None) -> list[Trajectory]:
+        """Run all jobs and return their scored trajectories in job order.
+
+        `on_done` is called with each one as soon as it is scored, in the order they finish; an exception
+        it raises (a full disk) ends the run.
+        """
+        return asyncio.run(self.arun(jobs, on_done))
+
+    async def arun(self, jobs: Sequence[EpisodeJob], on_done: OnDone | None = None) -> list[Trajectory]:
+        """`run` for a caller with an event loop."""
+        slots = asyncio.Semaphore(self.max_concurrency)
+
+        async def one(job: EpisodeJob) -> Trajectory:
+            async with slots:
+                trajectory = await self.system.solve(
+                    job.question, seed=job.seed, sample_index=job.sample_index
+                )
+                trajectory.reward = await self.score(trajectory, job.question)
+            if on_done:
+                on_done(job, trajectory)
+            return trajectory
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(job)) for job in jobs]
+        except BaseExceptionGroup as failures:
+            # The tasks are cancelled by now; the caller gets the plain exception, not a group of one.
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def score(self, trajectory: Trajectory, question: Question) -> RewardBreakdown:
+        """Score one trajectory; a scorer that raises leaves it unscored, with the reason."""
+        try:
+            breakdown = self.scorer(trajectory, question, self.judge)
+            return await breakdown if inspect.isawaitable(breakdown) else breakdown
+        except Exception as error:
+            reason = f"scoring failed: {type(error).__name__}: {error}"
+            return RewardBreakdown(total=None, judge=self.judge.name, unscored_reason=reason)
