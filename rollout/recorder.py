@@ -1,0 +1,152 @@
+"""Append-only JSON-lines files that survive a kill: one write a row, a torn last line is cut off."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import BaseModel
+
+Key = tuple
+KeyOf = Callable[[dict[str, Any]], Key]
+
+
+def sample_key(record: dict[str, Any]) -> Key:
+    """The identity of a trajectory or result row: question id and sample index."""
+    return record["question_id"], record.get("sample_index", 0)
+
+
+def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a JSON-lines file; a torn last line is left out, the file is not changed.
+
+    Raises ValueError naming the file and the line for any other line that is not a JSON object.
+    """
+    for _, record in _scan(Path(path)):
+        yield record
+
+
+class Recorder:
+    """Appends records to a JSON-lines file, each key once.
+
+    Opening it takes what is there: complete rows are kept and their keys are in `done`, a half-written
+    last line is cut off, so that its question is run again. Only one process may hold a file open.
+    """
+
+    def __init__(self, path: str | Path, key: KeyOf = sample_key, sync_every: int = 1) -> None:
+        """`sync_every`: rows between two fsyncs. 1 loses nothing even when the machine goes down.
+
+        Raises ValueError for a damaged line that is not the last one, for a key that stands there twice,
+        and when another process has the file open.
+        """
+        self.path = Path(path)
+        self.key = key
+        self.sync_every = sync_every
+        self.done: set[Key] = set()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "ab")  # noqa: SIM115 - closed by close()
+        try:
+            self._lock()
+            self._recover()
+        except BaseException:
+            self._file.close()
+            raise
+        self._unsynced = 0
+
+    def append(self, record: BaseModel | dict[str, Any]) -> None:
+        """Write one row. ValueError when its key has a row already."""
+        data = record.model_dump(mode="json") if isinstance(record, BaseModel) else record
+        key = self.key(data)
+        if key in self.done:
+            raise ValueError(f"{self.path} already has a row for {key}")
+        line = json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
+        self._file.write(line.encode())
+        self._file.flush()
+        self._unsynced += 1
+        if self._unsynced >= self.sync_every:
+            self.sync()
+        self.done.add(key)
+
+    def sync(self) -> None:
+        """Wait until the rows written so far are on the disk."""
+        os.fsync(self._file.fileno())
+        self._unsynced = 0
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{self.path} is being written by another process; wait for it") from error
+
+    def _recover(self) -> None:
+        """Collect the keys, and cut the file after its last complete row."""
+        end = 0
+        for offset, record in _scan(self.path):
+            key, end = self.key(record), offset
+            if key in self.done:
+                raise ValueError(f"{self.path} has two rows for {key}; remove one of them")
+            self.done.add(key)
+        self._file.truncate(end)
+        if end and not _ends_with_newline(self.path):
+            self._file.write(b"\n")
+            self._file.flush()
+
+
+def rewrite(path: str | Path, records: Iterable[dict[str, Any]]) -> None:
+    """Replace a JSON-lines file as a whole: written beside it, synced, renamed."""
+    path = Path(path)
+    beside = path.with_name(path.name + ".tmp")
+    with open(beside, "wb") as file:
+        for record in records:
+            file.write((json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def _scan(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (offset of the byte after the row, record) for each complete row."""
+    end = 0
+    damaged: int | None = None
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if damaged is not None:
+                raise ValueError(f"{path}, line {damaged}: not a JSON object; repair or remove the line")
+            record = _parse(line) if line.strip() else {}
+            if record is None:
+                damaged = number
+                continue
+            end += len(line)
+            if record:
+                yield end, record
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
