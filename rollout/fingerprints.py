@@ -1,0 +1,78 @@
+"""Short hashes that tell whether two runs used the same code, checkpoint and retriever."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from visor.retrieval.base import Retriever
+
+ROOMS = ("visor", "data", "rewards", "rollout")
+"""The packages that an evaluation's results depend on."""
+SOURCE_SUFFIXES = (".py", ".yaml", ".json", ".txt")
+EDGE_BYTES = 1 << 20
+PROBE_QUERIES = (
+    "annual revenue by region",
+    "how many participants took part in the study",
+    "table of contents",
+    "market share of the largest company in 2020",
+    "figure showing the growth rate over time",
+    "definition of the main term",
+    "contact address and telephone number",
+    "年度收入 统计 图表",
+)
+"""Ours; fixed for good, because every stored retriever fingerprint depends on them."""
+PROBE_PAGES = 5
+
+
+def code_fingerprint(root: str | Path | None = None) -> str:
+    """SHA-256 over names and contents of the source and data files of the rooms an evaluation runs."""
+    root = Path(root) if root else Path(__file__).parents[1]
+    paths = [p for room in ROOMS for p in (root / room).rglob("*") if p.suffix in SOURCE_SUFFIXES]
+    return _digest((path.relative_to(root).as_posix(), path.read_bytes()) for path in sorted(paths))
+
+
+def checkpoint_fingerprint(path: str | Path) -> str:
+    """SHA-256 of a checkpoint folder: small files whole, of large ones the size, first and last MiB.
+
+    Tells checkpoints apart without reading all their weights. ValueError when there is no config.json.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is no checkpoint folder: it has no config.json")
+    files = [p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".jinja", ".txt")]
+    return _digest((file.name, _edges(file)) for file in sorted(files))
+
+
+def retriever_fingerprint(retriever: Retriever) -> str:
+    """16 hex digits over the page ids, in rank order, that eight fixed probe queries return (k = 5).
+
+    TAEC, "what a run records". Two runs whose retrievers differ in it are never put into one table.
+    """
+    ranked = [
+        [hit.page_id for hit in retriever.search(query, PROBE_PAGES)][:PROBE_PAGES] for query in PROBE_QUERIES
+    ]
+    return hashlib.sha256(json.dumps(ranked, ensure_ascii=False).encode()).hexdigest()[:16]
+
+
+def _edges(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size <= 2 * EDGE_BYTES:
+        return path.read_bytes()
+    with open(path, "rb") as file:
+        first = file.read(EDGE_BYTES)
+        file.seek(-EDGE_BYTES, 2)
+        return str(size).encode() + first + file.read()
+
+
+def _digest(named_contents: Iterable[tuple[str, bytes]]) -> str:
+    digest = hashlib.sha256()
+    for name, content in named_contents:
+        # Lengths first, so that no two lists of files run together to the same bytes.
+        digest.update(f"{len(name.encode())}:{name}:{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()
