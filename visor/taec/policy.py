@@ -1,0 +1,205 @@
+"""The layer over a trained VISOR policy: TAEC's operators as an `EvidencePolicy`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from visor.env.policy import EpisodeView, EvidenceEntry, EvidencePolicy
+from visor.retrieval.base import ScoredPage
+from visor.taec.admission import Candidate, Coefficients, admit, gain
+from visor.taec.config import TaecConfig
+from visor.taec.exposure import CUES_FILE, Role, condense, load_cues, persistence, role, trace
+from visor.taec.requirements import RequirementState, SlotSet, rule_slots
+from visor.taec.text import normalise
+from visor.types import PageStore, Question
+
+WIRED_OPERATORS = "AM"
+
+
+class TaecPolicy:
+    """Decides, for one episode, which page a search shows (A) and how old evidence is shown again (M).
+
+    With every operator off it is the plain agent: same pool, same page, same lines, nothing recorded.
+    """
+
+    def __init__(
+        self, config: TaecConfig, question: Question, store: PageStore, slots: SlotSet | None = None
+    ):
+        """`slots`: as extracted before the episode; None = the rules (ValueError when the config asks for a
+        model, whose call only the caller can make)."""
+        if slots is None and config.operators and config.slot_extractor == "model":
+            raise ValueError(
+                "slot_extractor is 'model', but no slots were given: extract them with ModelSlotExtractor "
+                "before the episode, or set slot_extractor to 'rules'"
+            )
+        self.config = config
+        self.question = question
+        self.store = store
+        self.slots = slots or rule_slots(question.text, config.max_slots)
+        self.cues = load_cues(config.exposure.cues or CUES_FILE)
+        admission = config.admission
+        self.coefficients = Coefficients(admission.alpha, admission.beta, admission.eta, admission.redundancy)
+        self.name = f"taec-{config.operators}" if config.operators else "none"
+        self._searches: list[dict] = []
+        self._renders: list[dict] = []
+        self._shown_as: dict[str, Role | None] = {}
+
+    # ------------------------------------------------------------ admission
+
+    def pool_size(self, top_k: int) -> int:
+        """The paper's over-sampled pool; never below the plain agent's own `top_k`."""
+        admission = self.config.admission
+        return max(top_k, admission.pool_size) if admission.enabled else top_k
+
+    def select(self, query: str, candidates: Sequence[ScoredPage], view: EpisodeView) -> str | None:
+        """The retriever's best unseen page for a new query; for a repeated one, the page of largest gain.
+
+        A query is repeated when it equals an earlier one up to case and white space. S of eq. 2 are all
+        pages shown so far.
+        """
+        seen = set(view.shown_page_ids)
+        unseen = [hit for hit in candidates if hit.page_id not in seen]
+        if not self.config.admission.enabled:
+            return unseen[0].page_id if unseen else None
+        repeated = normalise(query) in {normalise(earlier) for earlier in view.queries}
+        record = {"query": query, "repeated": repeated, "pool": len(candidates), "unseen": len(unseen)}
+        self._searches.append(record)
+        if not unseen:
+            return None
+        pool = [Candidate(hit.page_id, hit.score, self._page_text(hit.page_id)[0]) for hit in unseen]
+        shown = [self._page_text(page_id)[0] for page_id in view.shown_page_ids]
+        open_weights = self._requirements(view).open_weights()
+        if repeated:
+            [(chosen, parts)] = admit(pool, 1, open_weights, self.coefficients, selected=shown, anchor=False)
+        else:
+            chosen = pool[0]
+            # The anchor's score is the pool's largest, so its normalised relevance is 1.
+            parts = gain(chosen.text, 1.0, shown, open_weights, self.coefficients)
+        record |= {
+            "admitted": chosen.page_id,
+            "rank": next(rank for rank, hit in enumerate(candidates) if hit.page_id == chosen.page_id),
+            "gain": parts.record(),
+            "text": self._page_text(chosen.page_id)[1],
+        }
+        return chosen.page_id
+
+    def _page_text(self, page_id: str) -> tuple[str, str]:
+        """The text a page is judged by, and what it is: its caption, else its text layer, else nothing."""
+        page = self.store.page(page_id)
+        if page.caption:
+            return page.caption, "caption"
+        return page.text, "page text" if page.text else "none"
+
+    def _requirements(self, view: EpisodeView) -> RequirementState:
+        state = RequirementState.uniform(self.slots.keywords)
+        if self.config.admission.slot_weights == "open":
+            state.add_support(thought for entry in view.entries for thought in entry.thoughts)
+        return state
+
+    # ------------------------------------------------------------ exposure
+
+    def render(self, entry: EvidenceEntry, view: EpisodeView) -> list[str]:
+        """The lines of an evidence entry: all thoughts while it is in the window or among the newest.
+
+        After that its latest thought tells its role: active = all thoughts, resolved = that thought's first
+        confident sentence, failed = one line naming the query.
+        """
+        if not self.config.exposure.enabled:
+            return entry.thoughts
+        if entry.in_window or not entry.thoughts or self._is_newest(entry, view):
+            self._note(entry, None, view)
+            return entry.thoughts
+        latest = entry.thoughts[-1]
+        current = role(latest, self.cues)
+        self._note(entry, current, view)
+        if current == Role.RESOLVED:
+            return [condense(latest, self.cues)]
+        if current == Role.FAILED:
+            return [trace(self.config.exposure.trace, view.queries[entry.search_index])]
+        return entry.thoughts
+
+    def _is_newest(self, entry: EvidenceEntry, view: EpisodeView) -> bool:
+        later = sum(other.search_index > entry.search_index for other in view.entries)
+        return later < self.config.exposure.keep_newest
+
+    def _note(self, entry: EvidenceEntry, current: Role | None, view: EpisodeView) -> None:
+        """Record how an entry is shown, once for each change: contexts are built again and again."""
+        if self._shown_as.get(entry.page_id) == current:
+            return
+        self._shown_as[entry.page_id] = current
+        age = len(view.queries) - 1 - entry.search_index
+        self._renders.append(
+            {
+                "page_id": entry.page_id,
+                "searches": len(view.queries),
+                "role": current or "recent",
+                "persistence": round(persistence(self.config.decay.text, age), 6),
+            }
+        )
+
+    # ------------------------------------------------------------ record
+
+    def describe(self) -> dict:
+        """Operators, settings, slots and every decision; {} with all operators off, as for the plain agent.
+
+        A search names its query, pool, admitted page, its rank and gain parts, and the kind of text the page
+        was judged by. A render is listed when the form of an entry changes; an entry starts in full.
+        """
+        operators = self.config.operators
+        if not operators:
+            return {}
+        return {
+            "operators": operators,
+            "settings": self.config.model_dump(mode="json"),
+            "slots": {
+                "keywords": list(self.slots.keywords),
+                "extractor": self.slots.extractor,
+                "model_calls": self.slots.model_calls,
+            },
+            "searches": [dict(record) for record in self._searches],
+            "renders": [dict(record) for record in self._renders],
+        }
+
+
+def switched(switch: str, config: TaecConfig | None = None) -> TaecConfig | None:
+    """The config under a switch: "off" = None, "on" = as configured, letters = just these operators.
+
+    ValueError for any other word, and for operator V, which the VISOR episode does not carry out.
+    """
+    config = config or TaecConfig()
+    word = switch.strip()
+    if word.lower() == "off":
+        return None
+    if word.lower() != "on":
+        letters = set(word.upper())
+        if not letters or letters - set("AMV"):
+            raise ValueError(
+                f"the TAEC switch is {switch!r}; expected on, off, or operator letters such as A, M or AM"
+            )
+        config = config.model_copy(
+            update={
+                name: getattr(config, name).model_copy(update={"enabled": letter in letters})
+                for letter, name in (("A", "admission"), ("M", "exposure"), ("V", "allocation"))
+            }
+        )
+    if set(config.operators) - set(WIRED_OPERATORS):
+        raise ValueError(
+            "TAEC's operator V (allocation) acts on pictures of earlier pages, which the VISOR episode does "
+            "not show again; switch it off and choose from A and M"
+        )
+    return config
+
+
+def make_evidence_policy(
+    switch: str,
+    config: TaecConfig | None,
+    question: Question,
+    store: PageStore,
+    slots: SlotSet | None = None,
+) -> EvidencePolicy | None:
+    """The evidence policy of one episode: None when the switch is "off" (the plain agent), else the layer.
+
+    `switch`: see `switched`. `slots`: needed when the config's slot extractor is a model.
+    """
+    active = switched(switch, config)
+    return None if active is None else TaecPolicy(active, question, store, slots)
