@@ -30,7 +30,7 @@ class LossSettings:
     beta: float = 0.0
     """Coefficient of the KL term to the reference model."""
     use_bias_correction_kl: bool = False
-    """Multiply the KL of a token by its ratio (DeepSeek-V3.2). TRL's default is True; the paper's loss has none."""
+    """Multiply the KL of a token by its ratio. TRL does by default; the paper does not."""
     max_completion_length: int = 2048
     """Only `dr_grpo` uses it: the constant that stands for a trajectory's length."""
 
@@ -42,15 +42,15 @@ class LossStats:
     tokens: float = 0.0
     kl: float = 0.0
     clipped: float = 0.0
-    neg_logprob: float = 0.0
-    """−log p of the trained tokens."""
+    entropy: float = 0.0
+    """Of the policy's distribution at each token, nats."""
 
     def __add__(self, other: LossStats) -> LossStats:
         return LossStats(
             self.tokens + other.tokens,
             self.kl + other.kl,
             self.clipped + other.clipped,
-            self.neg_logprob + other.neg_logprob,
+            self.entropy + other.entropy,
         )
 
     def mean(self, total: float) -> float:
@@ -151,14 +151,15 @@ def policy_loss(
     coefficients: Tensor,
     settings: LossSettings,
     reference: Tensor | None = None,
+    entropy: Tensor | None = None,
 ) -> tuple[Tensor, LossStats]:
     """The loss of one micro-batch, to be summed over the micro-batches of an update, and its statistics.
 
-    (B, L) tensors except `advantages` and `coefficients` (B,). Rows with coefficient 0 leave the statistics.
+    (B, L) tensors except `advantages` and `coefficients` (B,). Rows with coefficient 0 leave the statistics;
+    `entropy` only enters them.
     """
     per_token, kl, clipped = token_losses(logprobs, old_logprobs, advantages, settings, reference)
     counted = mask * (coefficients != 0)[:, None]
-    stats = torch.stack(
-        [counted.sum(), (kl * counted).sum(), (clipped * counted).sum(), -(logprobs.detach() * counted).sum()]
-    )
+    entropy = torch.zeros_like(kl) if entropy is None else entropy
+    stats = torch.stack([counted.sum(), *((x * counted).sum() for x in (kl, clipped, entropy))])
     return weighted_loss(per_token, mask, coefficients), LossStats(*stats.tolist())

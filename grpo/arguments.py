@@ -1,0 +1,121 @@
+"""Settings of a GRPO run. Names are TRL's and Transformers' own where they have one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from grpo.loss import LossSettings
+from visor.config import Config
+from visor.env.config import EpisodeConfig
+
+
+class AuxiliaryConfig(Config):
+    """A supervised loss added to every update, for example to keep reading pages while the policy learns when
+    to search. It is not part of GRPO and is logged beside it."""
+
+    path: str
+    """JSON or JSON lines of {messages, images}; loss on the assistant messages' tokens."""
+    weight: float = Field(0.1, ge=0)
+    """Factor on its token-mean loss."""
+    rows_per_step: int = Field(8, ge=1)
+
+
+class GrpoConfig(Config):
+    model_name_or_path: str
+    """Folder of the policy to start from, tokenizer and image processor included."""
+    output_dir: str
+    corpus: str
+    """Corpus folder."""
+    index: str
+    """Index folder of that corpus."""
+    questions: str
+    """Training questions as `reader:PATH`, for example `questions:train.jsonl`; each needs gold pages."""
+    episode: EpisodeConfig = EpisodeConfig()
+    judge: str = "rule"
+    """Judge of the answers, as in evaluation."""
+
+    questions_per_step: int = Field(8, ge=1)
+    num_generations: int = Field(5, ge=2)
+    """Trajectories of one question: the group."""
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_completion_length: int = Field(2048, ge=1)
+    """Tokens of one reply."""
+    max_concurrency: int = Field(64, ge=1)
+    """Episodes running at once in each process."""
+    max_batch_size: int = Field(64, ge=1)
+    """Replies generated in one batch."""
+
+    credit: Literal["trajectory", "turn"] = "trajectory"
+    """trajectory: one row over the whole conversation without evidence block or window, as in the paper; old
+    log-probabilities are scored again under that row. turn: one row a policy call, under the very context it
+    was sampled in."""
+    max_length: int = Field(16384, ge=2)
+    """Tokens of a training row. A trajectory row is cut at a turn boundary, a longer turn row is left out;
+    both are counted."""
+    max_logprob_gap: float | None = Field(0.5, gt=0)
+    """turn mode: mean |log p now − log p at sampling| of a row above which the run stops, because the row is
+    then not what was sampled. None: only logged."""
+
+    loss_type: Literal["dapo", "grpo", "dr_grpo"] = "dapo"
+    """dapo: mean over the sampled tokens of an update. grpo: mean of the trajectories' means. dr_grpo: sum
+    over a constant length."""
+    epsilon: float = Field(0.2, ge=0)
+    epsilon_high: float | None = Field(None, ge=0)
+    beta: float = Field(0.0, ge=0)
+    """KL coefficient; above 0 a frozen copy of the starting policy is kept."""
+    use_bias_correction_kl: bool = False
+    scale_rewards: Literal["group", "none"] = "group"
+    mask_truncated_completions: bool = False
+    """Leave trajectories with a reply cut at max_completion_length out of the loss; they stay in the group's
+    statistics."""
+    auxiliary: AuxiliaryConfig | None = None
+
+    num_iterations: int = Field(1, ge=1)
+    """Passes over the rows of a step."""
+    per_device_train_batch_size: int = Field(1, ge=1)
+    """Rows of one forward and backward pass."""
+    gradient_accumulation_steps: int | None = Field(None, ge=1)
+    """Micro-batches of one update. None: a single update over all rows of the step."""
+    max_steps: int = Field(100, ge=1)
+    """A step samples questions_per_step questions and trains on them."""
+    learning_rate: float = 1e-6
+    lr_scheduler_type: str = "constant_with_warmup"
+    warmup_steps: float = Field(0.0, ge=0)
+    """A number of steps, or a share of max_steps when below 1."""
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    max_grad_norm: float = Field(1.0, gt=0)
+    freeze: list[str] = []
+    """Parts that are not trained: vision, projector, language."""
+    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    attn_implementation: str | None = None
+    gradient_checkpointing: bool = False
+    seed: int = 42
+    torch_threads: int | None = None
+    """CPU threads of each process; None leaves PyTorch's choice."""
+
+    save_steps: int = Field(50, ge=1)
+    save_total_limit: int | None = Field(2, ge=1)
+    resume_from_checkpoint: bool | str = True
+    """true: go on from the newest checkpoint in output_dir, if there is one; or the path of a checkpoint."""
+    report_to: Literal["none", "wandb"] = "none"
+
+    @property
+    def loss(self) -> LossSettings:
+        return LossSettings(
+            loss_type=self.loss_type,
+            epsilon=self.epsilon,
+            epsilon_high=self.epsilon_high,
+            beta=self.beta,
+            use_bias_correction_kl=self.use_bias_correction_kl,
+            max_completion_length=self.max_completion_length * self.episode.max_turns,
+        )
+
+    @property
+    def warmup(self) -> int:
+        """Warm-up steps as a number."""
+        return round(self.warmup_steps * self.max_steps) if self.warmup_steps < 1 else int(self.warmup_steps)

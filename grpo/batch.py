@@ -1,0 +1,78 @@
+"""Groups of trajectories → training rows with advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from grpo.advantage import ScaleRewards, group_advantages, is_degenerate
+from rollout.group import Group
+from rollout.rows import TrainingRow
+from visor.types import FinishReason, StopReason, Trajectory
+
+BuildRows = Callable[[Trajectory], list[TrainingRow]]
+"""The rows of one trajectory: one over the whole of it, or one a turn."""
+
+
+@dataclass
+class PolicyRow:
+    """A row of the policy loss."""
+
+    row: TrainingRow
+    excluded: bool = False
+    """True: its reply was cut and `mask_truncated_completions` keeps it out of the loss."""
+
+    @property
+    def tokens(self) -> int:
+        """Trained tokens."""
+        return sum(self.row.loss_mask)
+
+    @property
+    def sampled_logprobs(self) -> list[float] | None:
+        return self.row.old_logprobs
+
+
+@dataclass
+class StepRows:
+    rows: list[PolicyRow] = field(default_factory=list)
+    groups_dropped: int = 0
+    """Groups without a gradient: all scored rewards equal, or fewer than two scored."""
+    unscored: int = 0
+    """Trajectories without a reward: in neither the group's statistics nor the loss."""
+    rowless: int = 0
+    """Scored trajectories without a trained token, or whose rows are all over the length limit."""
+
+
+def rows_of_groups(
+    groups: Sequence[Group],
+    build_rows: BuildRows,
+    *,
+    scale_rewards: ScaleRewards = "group",
+    mask_truncated_completions: bool = False,
+) -> StepRows:
+    """Rows of a step's groups, the trajectory's advantage on each of its rows.
+
+    The advantage also goes into `trajectory.meta["advantage"]`, so that it is recorded.
+    """
+    step = StepRows()
+    for group in groups:
+        step.groups_dropped += is_degenerate(group.rewards)
+        for trajectory, advantage in zip(group.trajectories, group_advantages(group.rewards, scale_rewards)):
+            trajectory.meta["advantage"] = advantage
+            if advantage is None:
+                step.unscored += 1
+                continue
+            excluded = mask_truncated_completions and is_truncated(trajectory)
+            rows = [PolicyRow(row, excluded) for row in build_rows(trajectory) if any(row.loss_mask)]
+            for item in rows:
+                item.row.advantage = advantage
+            step.rowless += not rows
+            step.rows += rows
+    return step
+
+
+def is_truncated(trajectory: Trajectory) -> bool:
+    """True when a reply was cut at its token limit, or the context outgrew the model."""
+    return trajectory.stop_reason == StopReason.LENGTH or any(
+        turn.completion.finish_reason == FinishReason.LENGTH for turn in trajectory.turns
+    )

@@ -1,0 +1,68 @@
+"""Checkpoints that are either whole or absent: written beside, synced, renamed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def save_atomically(output_dir: Path, step: int, write: Callable[[Path], None]) -> Path:
+    """Let `write` fill a temporary folder, then rename it to `checkpoint-<step>`; returns that path.
+
+    A kill at any moment leaves the earlier checkpoints and at most a folder that `latest_checkpoint` ignores.
+    """
+    final = output_dir / f"checkpoint-{step}"
+    temporary = output_dir / f".tmp-checkpoint-{step}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    write(temporary)
+    for path in [*temporary.rglob("*"), temporary]:
+        _sync(path)
+    if final.exists():
+        shutil.rmtree(final)
+    os.rename(temporary, final)
+    _sync(output_dir)
+    return final
+
+
+def checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
+    """(step, path) of the checkpoints in a folder, oldest first."""
+    found = []
+    for path in output_dir.iterdir() if output_dir.exists() else []:
+        match = _NAME.fullmatch(path.name)
+        if match and path.is_dir():
+            found.append((int(match[1]), path))
+    return sorted(found)
+
+
+def latest_checkpoint(output_dir: Path) -> Path | None:
+    """The checkpoint of the highest step, or None."""
+    found = checkpoints(output_dir)
+    return found[-1][1] if found else None
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was written; ValueError when the folder is not one."""
+    match = _NAME.fullmatch(checkpoint.name)
+    if not (match and checkpoint.is_dir()):
+        raise ValueError(f"{checkpoint} is not a checkpoint folder; expected one named checkpoint-<step>")
+    return int(match[1])
+
+
+def drop_old(output_dir: Path, keep: int | None) -> None:
+    """Delete all but the newest `keep` checkpoints; None keeps all."""
+    for _, path in checkpoints(output_dir)[: -keep if keep else 0]:
+        shutil.rmtree(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,283 @@
+"""The GRPO loop: sample groups, score, advantages, update, log, save.
+
+A loop on Accelerate rather than a subclass of a Trainer: the number of rows varies from step to step, images
+appear in the middle of a row, and a step's order of work is the subject itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+
+from grpo.arguments import GrpoConfig
+from grpo.batch import BuildRows, StepRows, rows_of_groups
+from grpo.checkpoint import drop_old, save_atomically
+from grpo.schedule import step_items
+from grpo.update import PolicyUpdate, UpdateReport
+from rollout.engine import RolloutEngine
+from rollout.group import Group, sample_groups
+from rollout.manifest import write_json
+from rollout.metrics import headline
+from rollout.recorder import read_lines, rewrite
+from rollout.results import ResultRow, result_row
+from rollout.rows import TrainingRow
+from visor.types import Question, derive_seed
+
+STEP_SHARES = (
+    "accuracy",
+    "completeness",
+    "no_verification_share",
+    "verification_share",
+    "over_search_share",
+    "invalid_action_rate",
+    "finish_rate",
+    "mean_searches",
+)
+
+
+@dataclass
+class Stopwatch:
+    """Seconds of each stage of a step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.perf_counter)
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = round(now - self._since, 4)
+        self._since = now
+
+
+class GrpoTrainer:
+    """Everything a run needs, already built; `train()` runs it from `start_step` to `max_steps`."""
+
+    def __init__(
+        self,
+        config: GrpoConfig,
+        *,
+        accelerator,
+        model,
+        optimizer,
+        scheduler,
+        update: PolicyUpdate,
+        engine: RolloutEngine,
+        questions: Sequence[Question],
+        build_rows: BuildRows,
+        processor,
+        auxiliary_rows: Sequence[TrainingRow] = (),
+        start_step: int = 0,
+    ) -> None:
+        self.config = config
+        self.accelerator = accelerator
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.update = update
+        self.engine = engine
+        self.questions = questions
+        self.build_rows = build_rows
+        self.processor = processor
+        self.auxiliary_rows = auxiliary_rows
+        self.step_done = start_step
+        self.output_dir = Path(config.output_dir)
+
+    def train(self) -> None:
+        """Run the remaining steps, then write the final model into `output_dir`."""
+        if self.accelerator.is_main_process:
+            self._forget_steps_after(self.step_done)
+        self.accelerator.wait_for_everyone()
+        for step in range(self.step_done + 1, self.config.max_steps + 1):
+            metrics = self.train_step(step)
+            self.step_done = step
+            self._log(metrics)
+            if step % self.config.save_steps == 0 or step == self.config.max_steps:
+                self.save()
+        if self.accelerator.is_main_process:
+            self._write_model(self.output_dir)
+        self.accelerator.wait_for_everyone()
+
+    def train_step(self, step: int) -> dict:
+        """One step; returns its line of metrics."""
+        watch = Stopwatch()
+        groups = self._sample(step)
+        watch.lap("rollout")
+        rows = rows_of_groups(
+            groups,
+            self.build_rows,
+            scale_rewards=self.config.scale_rewards,
+            mask_truncated_completions=self.config.mask_truncated_completions,
+        )
+        watch.lap("rows")
+        results = self._record(step, groups)
+        watch.lap("record")
+        rate = self.scheduler.get_last_lr()[0]
+        seed = derive_seed(self.config.seed, "updates", step)
+        report = self.update.run(rows.rows, self._auxiliary(step), seed)
+        self.scheduler.step()
+        watch.lap("update")
+        return {
+            "step": step,
+            **_reward_metrics(results),
+            **_update_metrics(report),
+            **_row_metrics(rows),
+            "learning_rate": rate,
+            "seconds": {**watch.seconds, "total": round(sum(watch.seconds.values()), 4)},
+        }
+
+    def _sample(self, step: int) -> list[Group]:
+        """The groups of this process's share of the step's questions."""
+        config, accelerator = self.config, self.accelerator
+        questions = step_items(self.questions, step, config.questions_per_step, config.seed)
+        share = questions[accelerator.process_index :: accelerator.num_processes]
+        self.model.eval()
+        with torch.no_grad(), accelerator.autocast():
+            return sample_groups(self.engine, share, config.num_generations, config.seed, step)
+
+    def _auxiliary(self, step: int) -> list[TrainingRow]:
+        """The step's auxiliary rows, this process's share of them."""
+        if not self.auxiliary_rows:
+            return []
+        settings, accelerator = self.config.auxiliary, self.accelerator
+        seed = derive_seed(self.config.seed, "auxiliary")
+        rows = step_items(self.auxiliary_rows, step, settings.rows_per_step, seed)
+        return rows[accelerator.process_index :: accelerator.num_processes]
+
+    # ------------------------------------------------------------ records
+
+    def _record(self, step: int, groups: list[Group]) -> list[ResultRow]:
+        """Write the step's trajectories to `rollouts/step-N.jsonl`; returns the result rows of all processes."""
+        lines = gather_object([t.model_dump(mode="json") for group in groups for t in group.trajectories])
+        if self.accelerator.is_main_process:
+            folder = self.output_dir / "rollouts"
+            folder.mkdir(parents=True, exist_ok=True)
+            rewrite(folder / f"step-{step}.jsonl", lines)
+        return gather_object([result_row(t, group.question) for group in groups for t in group.trajectories])
+
+    def _log(self, metrics: dict) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        with open(self.output_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if self.config.report_to != "none":
+            flat = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+            self.accelerator.log(flat, step=metrics["step"])
+        self.accelerator.print(_summary(metrics, self.config.max_steps), flush=True)
+
+    def _forget_steps_after(self, step: int) -> None:
+        """Drop what a killed run wrote after the checkpoint it is resumed from."""
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        metrics = self.output_dir / "metrics.jsonl"
+        if metrics.exists():
+            rewrite(metrics, [line for line in list(read_lines(metrics)) if line["step"] <= step])
+        for path in (self.output_dir / "rollouts").glob("step-*.jsonl"):
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+
+    # ------------------------------------------------------------ checkpoints
+
+    def save(self) -> None:
+        """Write `checkpoint-<step>`: a loadable model folder and what is needed to go on from it."""
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            save_atomically(self.output_dir, self.step_done, self._write_checkpoint)
+            drop_old(self.output_dir, self.config.save_total_limit)
+        self.accelerator.wait_for_everyone()
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        self._write_model(folder)
+        torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+        torch.save(self.scheduler.state_dict(), folder / "scheduler.pt")
+        torch.save(_random_state(), folder / "rng_state.pt")
+        write_json(folder / "trainer_state.json", {"schema_version": 1, "step": self.step_done})
+
+    def _write_model(self, folder: Path) -> None:
+        self.accelerator.unwrap_model(self.model).save_pretrained(folder)
+        self.processor.save_pretrained(folder)
+
+    def load_state(self, checkpoint: Path) -> None:
+        """Take optimizer, schedule, random state and step from a checkpoint; the weights are loaded before."""
+        load = {"map_location": "cpu", "weights_only": True}
+        self.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", **load))
+        self.scheduler.load_state_dict(torch.load(checkpoint / "scheduler.pt", **load))
+        _restore_random_state(torch.load(checkpoint / "rng_state.pt", **load))
+        self.step_done = json.loads((checkpoint / "trainer_state.json").read_text())["step"]
+
+
+def _random_state() -> dict:
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _restore_random_state(state: dict) -> None:
+    torch.set_rng_state(state["cpu"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def _reward_metrics(results: Sequence[ResultRow]) -> dict:
+    figures = headline(results)
+    return {"reward": figures["mean_reward"], **{name: figures[name] for name in STEP_SHARES}}
+
+
+def _update_metrics(report: UpdateReport) -> dict:
+    """Means over the step's updates and trained tokens; see `docs` of each name in `metrics.jsonl`."""
+    stats = report.stats
+    gap_mean = report.gap_sum / report.gap_tokens if report.gap_tokens else None
+    metrics = {
+        "loss": _mean(report.loss),
+        "grad_norm": _mean(report.grad_norm),
+        "kl": stats.mean(stats.kl),
+        "entropy": stats.mean(stats.entropy),
+        "clip_ratio": stats.mean(stats.clipped),
+        "logprob_gap_mean": gap_mean,
+        "logprob_gap_max": report.gap_max if report.gap_tokens else None,
+        "trained_tokens": int(stats.tokens),
+    }
+    if report.auxiliary_loss:
+        metrics["auxiliary_loss"] = _mean(report.auxiliary_loss)
+    return metrics
+
+
+def _row_metrics(rows: StepRows) -> dict:
+    local = [
+        {
+            "groups_dropped": rows.groups_dropped,
+            "unscored": rows.unscored,
+            "rowless": rows.rowless,
+            "rows": len(rows.rows),
+            "turns_cut": sum(item.row.turns_cut for item in rows.rows),
+        }
+    ]
+    everyone = gather_object(local)
+    return {name: sum(part[name] for part in everyone) for name in local[0]}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _summary(metrics: dict, max_steps: int) -> str:
+    def shown(name: str, digits: int = 2) -> str:
+        value = metrics[name]
+        return "–" if value is None else f"{value:.{digits}f}"
+
+    return (
+        f"step {metrics['step']}/{max_steps}  reward {shown('reward')}  accuracy {shown('accuracy')}  "
+        f"complete {shown('completeness')}  Δ=1 {shown('verification_share')}  "
+        f"finish {shown('finish_rate')}  kl {shown('kl', 4)}  entropy {shown('entropy')}  "
+        f"{metrics['seconds']['total']:.1f} s"
+    )
