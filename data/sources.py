@@ -1,0 +1,88 @@
+"""Which files become documents, and under which ids."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.images import IMAGE_SUFFIXES
+
+DOCUMENT_SUFFIXES = IMAGE_SUFFIXES | {".pdf"}
+
+
+Found = tuple[str, Path]
+"""Path below the folder that the user named (or the file's name), and the file, absolute."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to ingest."""
+
+    doc_id: str
+    path: Path
+    """Absolute."""
+
+
+def normalise_id(text: str) -> str:
+    """NFC, so that both spellings of an umlaut name the same document; bytes that are no text are escaped."""
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return unicodedata.normalize("NFC", text)
+
+
+def find_sources(paths: Sequence[str | Path], skip: Path | None = None) -> list[Found]:
+    """List every PDF and image below `paths`, each file once.
+
+    A folder is searched with its subfolders; hidden ones and the folder `skip` are left out. A file named by
+    the user is taken whatever its suffix. Raises ValueError for a path that does not exist.
+    """
+    found: dict[Path, str] = {}
+    for given in paths:
+        root = Path(os.path.abspath(given))
+        if root.is_file():
+            found.setdefault(root, normalise_id(root.name))
+        elif root.is_dir():
+            for path in _walk(root, Path(os.path.abspath(skip)) if skip else None):
+                found.setdefault(path, normalise_id(path.relative_to(root).as_posix()))
+        else:
+            raise ValueError(f"{given}: no such file or folder")
+    return [(name, path) for path, name in found.items()]
+
+
+def _walk(root: Path, skip: Path | None) -> list[Path]:
+    files = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [n for n in subfolders if not n.startswith(".") and Path(folder, n) != skip]
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+    documents = [path for path in files if path.suffix.lower() in DOCUMENT_SUFFIXES]
+    return sorted(documents, key=lambda path: (normalise_id(path.as_posix()), os.fsencode(path)))
+
+
+def assign_ids(
+    found: Iterable[Found], known: Mapping[str, str], replaceable: Collection[str] = ()
+) -> list[Source]:
+    """Give every file a document id of its own.
+
+    The id is the path below the named folder; a second file of that name gets `name~2.pdf`, and so on.
+    `known` maps the ids of a corpus to the files they came from: a file keeps the id it has there, and no
+    other file takes that id unless it is among `replaceable` (its file is gone).
+    """
+    id_of = {path: doc_id for doc_id, path in known.items()}
+    taken = {doc_id for doc_id in known if doc_id not in replaceable}
+    sources = []
+    for name, path in found:
+        doc_id = id_of.get(str(path)) or _distinct(name, taken)
+        taken.add(doc_id)
+        sources.append(Source(doc_id, path))
+    return sources
+
+
+def _distinct(name: str, taken: set[str]) -> str:
+    doc_id, number = name, 1
+    while doc_id in taken:
+        number += 1
+        stem, dot, suffix = name.rpartition(".")
+        doc_id = f"{stem}~{number}{dot}{suffix}" if dot else f"{name}~{number}"
+    return doc_id

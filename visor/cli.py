@@ -1,0 +1,139 @@
+"""The `visor` command: a table of subcommands, each a pair of small functions.
+
+A subcommand is one entry in COMMANDS: its help line, a function that adds its arguments, and a function that
+runs it and returns the exit code. Libraries and sibling packages are imported inside the functions, so that
+`visor --help` is quick. A ValueError is a message to the user (exit code 2), not a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0 done, 1 failed, 2 wrong use or unusable input."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except BrokenPipeError:
+        return EXIT_OK  # the reader of our output, such as `head`, has seen enough
+    except (ValueError, OSError) as error:
+        print(f"visor {arguments.command}: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser over all COMMANDS."""
+    parser = argparse.ArgumentParser(prog="visor", description="Visual RAG agents over collections of pages.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=command.help, description=command.help)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+# ---------------------------------------------------------------- ingest
+
+
+def _ingest_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("documents", nargs="+", metavar="DOCS", help="PDFs, images, or folders of them")
+    parser.add_argument("-o", "--output", required=True, metavar="CORPUS", help="folder of the corpus")
+    parser.add_argument("--dpi", type=float, default=144, help="resolution of PDF pages (default: 144)")
+    parser.add_argument("--max-pixels", type=int, help="cap on a page's pixels (default: 12845056)")
+    parser.add_argument("--image-format", choices=["jpeg", "png"], default="jpeg", help="(default: jpeg)")
+    parser.add_argument("--workers", type=int, help="processes (default: by cores and size of the job)")
+
+
+def _run_ingest(arguments: argparse.Namespace) -> int:
+    from data.corpus import ingest
+
+    def progress(done: int, total: int, doc_id: str) -> None:
+        print(f"{done}/{total} {doc_id}", file=sys.stderr)
+
+    options = {"max_pixels": arguments.max_pixels} if arguments.max_pixels is not None else {}
+    report = ingest(
+        arguments.documents,
+        arguments.output,
+        dpi=arguments.dpi,
+        image_format=arguments.image_format,
+        workers=arguments.workers,
+        progress=progress,
+        **options,
+    )
+    print(report.summary())
+    return EXIT_OK if report.ok else EXIT_FAILED
+
+
+# ---------------------------------------------------------------- index and search
+
+
+def _index_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("corpus", metavar="CORPUS")
+    parser.add_argument("--retriever", default="bm25", help="kind of index (default: bm25)")
+    parser.add_argument(
+        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
+    )
+
+
+def _run_index(arguments: argparse.Namespace) -> int:
+    from data.corpus import Corpus
+    from visor.retrieval.index import build_index, default_index_path
+
+    path = arguments.index or default_index_path(arguments.corpus, arguments.retriever)
+    manifest = build_index(Corpus.open(arguments.corpus), path, arguments.retriever)
+    print(f"{manifest.page_count} pages indexed with {manifest.retriever} in {path}")
+    return EXIT_OK
+
+
+def _search_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("corpus", metavar="CORPUS")
+    parser.add_argument("query")
+    parser.add_argument("-k", type=int, default=5, help="number of pages (default: 5)")
+    parser.add_argument("--retriever", default="bm25", help="kind of index (default: bm25)")
+    parser.add_argument(
+        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
+    )
+
+
+def _run_search(arguments: argparse.Namespace) -> int:
+    from data.corpus import Corpus
+    from visor.retrieval.index import default_index_path, open_index
+    from visor.retrieval.snippet import snippet
+
+    corpus = Corpus.open(arguments.corpus)
+    path = arguments.index or default_index_path(arguments.corpus, arguments.retriever)
+    hits = open_index(path, corpus, arguments.retriever).search(arguments.query, arguments.k)
+    for position, hit in enumerate(hits, start=1):
+        text = snippet(corpus.page(hit.page_id).text, arguments.query)
+        print(f"{position:3d}  {hit.score:8.3f}  {hit.page_id}  {text}")
+    if not hits:
+        print("no page matches", file=sys.stderr)
+    return EXIT_OK
+
+
+COMMANDS: dict[str, Command] = {
+    "ingest": Command("turn PDFs and images into a corpus", _ingest_arguments, _run_ingest),
+    "index": Command("index a corpus for search", _index_arguments, _run_index),
+    "search": Command("rank the pages of a corpus for a query", _search_arguments, _run_search),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
