@@ -1,4 +1,4 @@
-"""Which actions are possible at a call. Pure functions of the turns so far, the single source of the state."""
+"""Which actions are possible at a call. Pure functions of the turns so far, which are the only state."""
 
 from __future__ import annotations
 

@@ -1,0 +1,162 @@
+"""Judges: is an answer right, given the gold answers? Has it a verdict at all?"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from rewards.answer import matches_any
+from rewards.honesty import is_refusal
+from visor.env.prompts import fill
+from visor.models.base import PolicyClient, Request, Sampling
+from visor.types import derive_seed, text_message
+
+TAGGED = re.compile(r"<judge>([^<]*)</judge>", re.IGNORECASE)
+LABEL = re.compile(r"\s*(true|false)\b(?!\s*(?:or|and|/|\|)\s*(?:true|false)\b)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judge's word on one answer."""
+
+    value: bool | None
+    """None: no verdict, neither right nor wrong."""
+    raw: str = ""
+    """The reply it was read from; "" when nobody was asked."""
+    error: str = ""
+    """Why there is no verdict."""
+
+
+class Judge(Protocol):
+    """Decides on answers; `name` goes into every record and table that depends on it.
+
+    An empty answer is wrong without a call. A fault gives `Verdict(None, error=…)`, never an exception.
+    """
+
+    name: str
+
+    def verdict(self, question: str, gold_answers: Sequence[str], answer: str) -> Verdict:
+        """Is the answer right?"""
+        ...
+
+    def honest(self, question: str, answer: str) -> Verdict:
+        """Does the answer say that the information is missing (VISOR eq. 4, incomplete retrieval)?"""
+        ...
+
+    async def averdict(self, question: str, gold_answers: Sequence[str], answer: str) -> Verdict: ...
+
+    async def ahonest(self, question: str, answer: str) -> Verdict: ...
+
+
+class RuleJudge:
+    """Offline: equality by rule with one of the gold answers, and the list of refusal phrases."""
+
+    name = "rule"
+
+    def verdict(self, question: str, gold_answers: Sequence[str], answer: str) -> Verdict:
+        return Verdict(matches_any(answer, gold_answers))
+
+    def honest(self, question: str, answer: str) -> Verdict:
+        return Verdict(is_refusal(answer))
+
+    async def averdict(self, question: str, gold_answers: Sequence[str], answer: str) -> Verdict:
+        return self.verdict(question, gold_answers, answer)
+
+    async def ahonest(self, question: str, answer: str) -> Verdict:
+        return self.honest(question, answer)
+
+
+class JudgePrompt(BaseModel):
+    """The two texts of a judge call. `user` has the placeholders {question}, {gold} and {answer}."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    system: str
+    user: str
+
+
+def load_judge_prompts(path: Path | None = None) -> dict[str, JudgePrompt]:
+    """Read the judge prompts, `correctness` and `honesty`; None = the shipped ones."""
+    path = path or Path(__file__).with_name("judge_prompts.yaml")
+    prompts = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {name: JudgePrompt.model_validate(prompts[name]) for name in ("correctness", "honesty")}
+
+
+def parse_verdict(reply: str | None) -> bool | None:
+    """Read `<judge>True|False</judge>`, in any case; the last one counts. None when there is no verdict.
+
+    The label must come first inside the tag and stand alone as a word; "True or False" is none.
+    """
+    tagged = TAGGED.findall(reply or "")
+    label = LABEL.match(tagged[-1]) if tagged else None
+    return label[1].lower() == "true" if label else None
+
+
+class ModelJudge:
+    """A language model judges, through any policy client (VISOR appendix C: binary, with a reference answer).
+
+    `honesty="model"` also asks it for the honesty check; "rule" takes the list of phrases. Temperature 0; a
+    reply without a verdict is asked again with another seed, `attempts` times in all.
+    """
+
+    def __init__(
+        self,
+        client: PolicyClient,
+        *,
+        prompts: Path | None = None,
+        honesty: str = "rule",
+        attempts: int = 3,
+        max_tokens: int = 1024,
+    ) -> None:
+        if attempts < 1:
+            raise ValueError(f"a judge needs at least one attempt, got {attempts}")
+        if honesty not in ("rule", "model"):
+            raise ValueError(f"honesty is 'rule' or 'model', got {honesty!r}")
+        self.name = f"model:{client.name}"
+        self._client = client
+        self._prompts = load_judge_prompts(prompts)
+        self._honesty = honesty
+        self._attempts = attempts
+        self._sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+
+    def verdict(self, question: str, gold_answers: Sequence[str], answer: str) -> Verdict:
+        """`averdict` for a caller without an event loop."""
+        return asyncio.run(self.averdict(question, gold_answers, answer))
+
+    def honest(self, question: str, answer: str) -> Verdict:
+        """`ahonest` for a caller without an event loop."""
+        return asyncio.run(self.ahonest(question, answer))
+
+    async def averdict(self, question: str, gold_answers: Sequence[str], answer: str) -> Verdict:
+        """Ask the model. A client that fails or never gives a verdict makes `Verdict(None, error=…)`."""
+        if not answer.strip():
+            return Verdict(False)
+        gold = "\n".join(gold_answers)
+        return await self._ask(self._prompts["correctness"], question=question, gold=gold, answer=answer)
+
+    async def ahonest(self, question: str, answer: str) -> Verdict:
+        if self._honesty == "rule" or not answer.strip():
+            return Verdict(is_refusal(answer))
+        return await self._ask(self._prompts["honesty"], question=question, answer=answer)
+
+    async def _ask(self, prompt: JudgePrompt, **values: str) -> Verdict:
+        messages = [text_message("system", prompt.system), text_message("user", fill(prompt.user, **values))]
+        raw = ""
+        for attempt in range(self._attempts):
+            request = Request(messages, derive_seed("judge", attempt, *values.values()), self._sampling)
+            try:
+                raw = (await self._client.complete(request)).text
+            except Exception as error:
+                # Retrying is the client's business: it knows a passing fault from a lasting one.
+                return Verdict(None, raw, f"{type(error).__name__}: {error}")
+            value = parse_verdict(raw)
+            if value is not None:
+                return Verdict(value, raw)
+        return Verdict(None, raw, f"no verdict in {self._attempts} replies of {self.name}")
