@@ -85,13 +85,17 @@ class TaecConfig(Config):
     """rules: content words of the question, no call. model: one call a question (the paper)."""
     max_slots: int = Field(4, ge=1)
     """The paper's."""
-    admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
-    exposure: ExposureConfig = Field(default_factory=ExposureConfig)
-    decay: DecayConfig = Field(default_factory=DecayConfig)
-    allocation: AllocationConfig = Field(default_factory=AllocationConfig)
+    admission: AdmissionConfig = AdmissionConfig()
+    exposure: ExposureConfig = ExposureConfig()
+    decay: DecayConfig = DecayConfig()
+    allocation: AllocationConfig = AllocationConfig()
 
     @property
     def operators(self) -> str:
         """Letters of the enabled operators, in the order A, M, V."""
-        switches = {"A": self.admission, "M": self.exposure, "V": self.allocation}
-        return "".join(letter for letter, settings in switches.items() if settings.enabled)
+        enabled = {
+            "A": self.admission.enabled,
+            "M": self.exposure.enabled,
+            "V": self.allocation.enabled,
+        }
+        return "".join(letter for letter, on in enabled.items() if on)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 
 import yaml
 
-from visor.taec.text import CJK, normalise
+from visor.env.phrases import GuardedPhrases, PhraseFile
+from visor.taec.text import normalise
+from visor.types import Record
 
 CUES_FILE = Path(__file__).with_name("cues.yaml")
 # A full stop ends a sentence when white space follows (3.9 does not), a CJK one always does.
@@ -29,45 +30,37 @@ class Role(StrEnum):
     """An abandoned branch: a terminal trace."""
 
 
-@dataclass(frozen=True)
-class Cues:
-    """Phrases that tell the role of an observation."""
+class CueFile(Record):
+    """The data file of cues."""
 
-    failure: re.Pattern[str]
-    confidence: re.Pattern[str]
-    negated: re.Pattern[str]
-    """Matches the end of the text before a confidence cue that denies it ("not yet ", "不")."""
+    failure: PhraseFile
+    confidence: PhraseFile
+
+
+class Cues:
+    """Phrases that tell the role of an observation. White space within a line does not matter."""
+
+    def __init__(self, phrases: CueFile):
+        self._failure = GuardedPhrases(phrases.failure)
+        self._confidence = GuardedPhrases(phrases.confidence)
 
     def failed(self, text: str) -> bool:
-        return self.failure.search(normalise(text)) is not None
+        """Whether the text says that the search led nowhere."""
+        return self._failure.match(_lines(text))
 
     def confident(self, text: str) -> bool:
-        form = normalise(text)
-        return any(not self.negated.search(form[: hit.start()]) for hit in self.confidence.finditer(form))
+        """Whether the text states something as established, and does not deny it."""
+        return self._confidence.match(_lines(text))
 
 
-def _phrases(phrases: list[str]) -> re.Pattern[str]:
-    """Match any phrase: as whole words where it is written in an alphabet, anywhere where it is CJK."""
-    forms = [re.escape(normalise(phrase)) for phrase in phrases]
-    bounded = [form if re.match(f"[{CJK}]", form) else rf"\b{form}\b" for form in forms]
-    return re.compile("|".join(bounded))
+def _lines(text: str) -> str:
+    return "\n".join(normalise(line) for line in text.splitlines())
 
 
 @lru_cache(maxsize=8)
 def load_cues(path: Path = CUES_FILE) -> Cues:
-    """Read a cue file: lists `failure`, `confidence`, `negation_words`, `negation_prefixes`.
-
-    Raises ValueError when one of the lists is missing or empty.
-    """
-    lists = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    for key in ("failure", "confidence", "negation_words", "negation_prefixes"):
-        if not isinstance(lists, dict) or not lists.get(key):
-            raise ValueError(f"the cue file {path} has no list {key!r}; see {CUES_FILE.name} for the form")
-    words = "|".join(re.escape(normalise(word)) for word in lists["negation_words"])
-    prefixes = "|".join(re.escape(normalise(prefix)) for prefix in lists["negation_prefixes"])
-    # Up to two words may stand between the negation and the cue: "could not yet be confirmed".
-    negated = re.compile(rf"(?:\b(?:{words})(?:\s\w+){{0,2}}\s|(?:{prefixes}))$")
-    return Cues(_phrases(lists["failure"]), _phrases(lists["confidence"]), negated)
+    """Read a cue file. Raises ValueError for one that has not the form of the shipped one."""
+    return Cues(CueFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))))
 
 
 def persistence(decay_rate: float, age: float) -> float:

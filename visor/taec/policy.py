@@ -132,7 +132,7 @@ class TaecPolicy:
             {
                 "page_id": entry.page_id,
                 "searches": len(view.queries),
-                "role": current or "recent",
+                "role": current.value if current else "recent",
                 "persistence": round(persistence(self.config.decay.text, age), 6),
             }
         )
