@@ -90,8 +90,11 @@ class GrpoConfig(Config):
     adam_beta2: float = 0.999
     max_grad_norm: float = Field(1.0, gt=0)
     freeze: list[str] = []
-    """Parts that are not trained: vision, projector, language."""
+    """Parts that are not trained: vision_tower, projector, language_model."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    """Of the weights."""
+    bf16: bool = False
+    """Compute in bfloat16 over float32 weights, or over the sharded ones of DeepSpeed."""
     attn_implementation: str | None = None
     gradient_checkpointing: bool = False
     seed: int = 42

@@ -152,7 +152,7 @@ class GrpoTrainer:
     # ------------------------------------------------------------ records
 
     def _record(self, step: int, groups: list[Group]) -> list[ResultRow]:
-        """Write the step's trajectories to `rollouts/step-N.jsonl`; returns the result rows of all processes."""
+        """Write the step's trajectories to `rollouts/step-N.jsonl`; returns all processes' result rows."""
         lines = gather_object([t.model_dump(mode="json") for group in groups for t in group.trajectories])
         if self.accelerator.is_main_process:
             folder = self.output_dir / "rollouts"
@@ -204,7 +204,7 @@ class GrpoTrainer:
         self.processor.save_pretrained(folder)
 
     def load_state(self, checkpoint: Path) -> None:
-        """Take optimizer, schedule, random state and step from a checkpoint; the weights are loaded before."""
+        """Take optimizer, schedule, random state and step from a checkpoint; weights are loaded before."""
         load = {"map_location": "cpu", "weights_only": True}
         self.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", **load))
         self.scheduler.load_state_dict(torch.load(checkpoint / "scheduler.pt", **load))
@@ -234,7 +234,7 @@ def _reward_metrics(results: Sequence[ResultRow]) -> dict:
 
 
 def _update_metrics(report: UpdateReport) -> dict:
-    """Means over the step's updates and trained tokens; see `docs` of each name in `metrics.jsonl`."""
+    """Means over the step's updates, and over their trained tokens."""
     stats = report.stats
     gap_mean = report.gap_sum / report.gap_tokens if report.gap_tokens else None
     metrics = {

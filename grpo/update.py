@@ -116,7 +116,7 @@ class PolicyUpdate:
         for index, batch in enumerate(batches):
             with self._synchronised(index == len(batches) - 1):
                 loss = self._batch_loss(batch, coefficients, old, report, measure_gap)
-                # Gradients are averaged over processes, whereas the coefficients are shares of one global sum.
+                # Processes average their gradients, but the coefficients are shares of one global sum.
                 self.accelerator.backward(loss * self.accelerator.num_processes)
             total += loss.item()
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
@@ -159,9 +159,10 @@ class PolicyUpdate:
             for item, mean in zip(rows, means):
                 if mean > self.max_logprob_gap:
                     raise ValueError(
-                        f"{item.row.trajectory}, turn {item.row.turn_index}: log-probabilities differ from those at "
-                        f"sampling by {mean:.3f} on average, above max_logprob_gap={self.max_logprob_gap}; the row "
-                        "is not what was sampled, or the sampling engine computes too coarsely"
+                        f"{item.row.trajectory}, turn {item.row.turn_index}: log-probabilities differ from "
+                        f"those at sampling by {mean:.3f} on average, above max_logprob_gap = "
+                        f"{self.max_logprob_gap}; the row is not what was sampled, or the sampling engine "
+                        "computes too coarsely"
                     )
         report.gap_sum += gap.sum().item()
         report.gap_max = max(report.gap_max, gap.max().item())

@@ -133,9 +133,13 @@ def test_rows_outside_the_loss_leave_the_statistics():
     mask = torch.ones(2, 3)
     coefficients = torch.tensor([1 / 3, 0.0])
     x[1] = float(-50)
-    loss, stats = policy_loss(x, x.clone(), torch.tensor([2.0, 9.0]), mask, coefficients, LossSettings())
+    advantages = torch.tensor([2.0, 9.0])
+    loss, stats = policy_loss(
+        x, x.clone(), advantages, mask, coefficients, LossSettings(), reference=x - 1, entropy=-x
+    )
     assert loss.item() == pytest.approx(-2.0)
-    assert (stats.tokens, stats.neg_logprob) == (3.0, 3.0)
+    assert (stats.tokens, stats.entropy) == (3.0, 3.0)
+    assert stats.mean(stats.kl) == pytest.approx(math.exp(-1))
 
 
 def test_an_update_without_tokens_is_zero_not_nan():

@@ -1,0 +1,162 @@
+"""Supervised fine-tuning: `accelerate launch -m sft.train --config configs/sft/….yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sft.arguments import SftConfig
+from visor.config import parse_cli
+
+DESCRIPTION = "Fine-tune a policy on trajectories or chat data with TRL's SFTTrainer."
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the command line and train."""
+    train(parse_cli(SftConfig, argv, prog="sft.train", description=DESCRIPTION))
+
+
+def train(config: SftConfig) -> None:
+    """Train and write the model, loadable on its own, into `output_dir`."""
+    import torch
+
+    if config.torch_threads:
+        torch.set_num_threads(config.torch_threads)
+    trainer = build_trainer(config)
+    output_dir = Path(config.output_dir)
+    counts = trainer.data_collator.rows.counts
+    trainer.accelerator.print(f"{counts.rows} rows; left out: {dict(counts.left_out) or 'none'}", flush=True)
+    if trainer.is_world_process_zero():
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "run_config.json").write_text(config.model_dump_json(indent=2) + "\n")
+    trainer.train(resume_from_checkpoint=_checkpoint(config))
+    trainer.save_model()
+    trainer.save_state()
+
+
+def build_trainer(config: SftConfig):
+    """Model, rows and trainer of a run, ready to `train()`."""
+    from rollout.chats import ChatImages
+    from sft.dataset import LazyRows
+    from sft.trainer import RowCollator, VisorSFTTrainer, row_dataset
+    from visor.models.loading import load_model, load_processor
+
+    processor = load_processor(config.model_name_or_path)
+    renderer = processor.renderer()
+    images = ChatImages(_page_images(config))
+    rows = LazyRows(
+        config.data,
+        renderer,
+        images,
+        context=config.context,
+        max_length=config.max_length,
+        budget=(config.image_min_pixels, config.image_max_pixels),
+        seed=config.seed,
+    )
+    model = load_model(
+        config.model_name_or_path,
+        dtype=config.dtype,
+        attn_implementation=config.attn_implementation,
+        freeze=config.freeze,
+    )
+    return VisorSFTTrainer(
+        model=model,
+        args=trainer_arguments(config),
+        train_dataset=row_dataset(rows),
+        data_collator=RowCollator(rows, renderer, images),
+        processing_class=processor.tokenizer,
+        optimizers=(_optimizer(config, model), None),
+        callbacks=_callbacks(processor),
+    )
+
+
+def trainer_arguments(config: SftConfig):
+    """The `trl.SFTConfig` of a run."""
+    import torch
+    from trl import SFTConfig
+
+    return SFTConfig(
+        output_dir=config.output_dir,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        adam_beta1=config.adam_beta1,
+        adam_beta2=config.adam_beta2,
+        max_grad_norm=config.max_grad_norm,
+        lr_scheduler_type=config.lr_scheduler_type,
+        warmup_steps=config.warmup_steps,
+        num_train_epochs=config.num_train_epochs,
+        max_steps=config.max_steps,
+        per_device_train_batch_size=config.per_device_train_batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        gradient_checkpointing=config.gradient_checkpointing,
+        bf16=config.bf16,
+        max_length=None,  # rows are cut when they are built
+        train_sampling_strategy=config.train_sampling_strategy,
+        length_column_name="length",
+        remove_unused_columns=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        dataloader_pin_memory=torch.cuda.is_available(),
+        seed=config.seed,
+        logging_steps=config.logging_steps,
+        save_strategy=config.save_strategy,
+        save_steps=config.save_steps,
+        save_total_limit=config.save_total_limit,
+        report_to=config.report_to,
+        disable_tqdm=True,
+    )
+
+
+def _optimizer(config: SftConfig, model):
+    """Muon where it is asked for; else None, and the Trainer makes AdamW from its arguments."""
+    if config.optimizer == "adamw":
+        return None
+    from sft.optimizer import MuonWithAdamW
+
+    return MuonWithAdamW(
+        model,
+        muon_learning_rate=config.muon_learning_rate,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        betas=(config.adam_beta1, config.adam_beta2),
+    )
+
+
+def _page_images(config: SftConfig):
+    """Pictures of the corpus pages, or None without a corpus."""
+    if config.corpus is None:
+        return None
+    from data.corpus import Corpus
+    from visor.env.crop import ImageCutter
+
+    return ImageCutter(Corpus.open(config.corpus))
+
+
+def _callbacks(processor) -> list:
+    """Write the image processor beside every saved model, so that each checkpoint loads on its own."""
+    from transformers import TrainerCallback
+
+    class SaveProcessor(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            if state.is_world_process_zero:
+                processor.save_pretrained(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+        def on_train_end(self, args, state, control, **kwargs):
+            if state.is_world_process_zero:
+                processor.save_pretrained(args.output_dir)
+
+    return [SaveProcessor()]
+
+
+def _checkpoint(config: SftConfig) -> str | None:
+    """The checkpoint to go on from, or None to start afresh."""
+    from transformers.trainer_utils import get_last_checkpoint
+
+    if isinstance(config.resume_from_checkpoint, str):
+        return config.resume_from_checkpoint
+    if config.resume_from_checkpoint and Path(config.output_dir).is_dir():
+        return get_last_checkpoint(config.output_dir)
+    return None
+
+
+if __name__ == "__main__":
+    main()

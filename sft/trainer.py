@@ -1,0 +1,62 @@
+"""TRL's SFTTrainer over this project's rows: same collator and log-probabilities as GRPO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import SFTTrainer
+
+from sft.dataset import LazyRows
+from visor.models.base import ImageSource
+from visor.models.rendering import ChatRenderer
+from visor.models.tensors import collate, forward_logprobs
+
+ROW_COLUMN = "row"
+"""Index of the row. Pictures travel inside the rows, so no column is named `images`, which would make the
+trainer take the data for its own image format."""
+LENGTH_COLUMN = "length"
+
+
+def row_dataset(rows: LazyRows) -> Dataset:
+    """The dataset a Trainer samples from: (index, estimated length) a row."""
+    return Dataset.from_dict({ROW_COLUMN: list(range(len(rows))), LENGTH_COLUMN: rows.lengths})
+
+
+class RowCollator:
+    """[{row: index}, …] → a padded batch."""
+
+    def __init__(self, rows: LazyRows, renderer: ChatRenderer, images: ImageSource) -> None:
+        self.rows = rows
+        self.renderer = renderer
+        self.images = images
+
+    def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return collate([self.rows[feature[ROW_COLUMN]] for feature in features], self.renderer, self.images)
+
+
+class VisorSFTTrainer(SFTTrainer):
+    """SFTTrainer with the loss over masked tokens only.
+
+    On a CPU TRL's own `compute_loss` runs the output layer, entropy and accuracy at every position of the
+    batch, the untrained ones included.
+    """
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Token mean of −log p over the trained tokens of the whole optimizer step.
+
+        `num_items_in_batch` is their number over all micro-batches and processes.
+        """
+        assert not return_outputs, "the loss has no outputs to return"
+        logprobs = forward_logprobs(model, inputs)
+        if num_items_in_batch is None:
+            return -logprobs.sum() / inputs["loss_mask"].sum().clamp(min=1)
+        scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        return -logprobs.sum() / torch.as_tensor(num_items_in_batch).clamp(min=1) * scale
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """The evaluation loss; there are no logits to return."""
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
