@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rewards.combine import ascore
 from rewards.judge import Judge
 from visor.types import Question, RewardBreakdown, Trajectory
 
 Scorer = Callable[[Trajectory, Question, Judge], "RewardBreakdown | Awaitable[RewardBreakdown]"]
-"""`rewards.combine.score` or a coroutine function of the same arguments."""
+"""A function of (trajectory, question, judge); a plain one runs in a thread, so that its judge may wait."""
 
 
 class System(Protocol):
@@ -41,7 +42,9 @@ class RolloutEngine:
     Requests that happen to wait together are batched by the policy client.
     """
 
-    def __init__(self, system: System, judge: Judge, scorer: Scorer, max_concurrency: int = 64) -> None:
+    def __init__(
+        self, system: System, judge: Judge, scorer: Scorer = ascore, max_concurrency: int = 64
+    ) -> None:
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency must be at least 1, got {max_concurrency}")
         self.system = system
@@ -82,8 +85,9 @@ class RolloutEngine:
     async def score(self, trajectory: Trajectory, question: Question) -> RewardBreakdown:
         """Score one trajectory; a scorer that raises leaves it unscored, with the reason."""
         try:
-            breakdown = self.scorer(trajectory, question, self.judge)
-            return await breakdown if inspect.isawaitable(breakdown) else breakdown
+            if inspect.iscoroutinefunction(self.scorer):
+                return await self.scorer(trajectory, question, self.judge)
+            return await asyncio.to_thread(self.scorer, trajectory, question, self.judge)
         except Exception as error:
             reason = f"scoring failed: {type(error).__name__}: {error}"
             return RewardBreakdown(total=None, judge=self.judge.name, unscored_reason=reason)

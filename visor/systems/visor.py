@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from visor.env.episode import EnvironmentFault, Episode
+from visor.env.episode import Episode
 from visor.models.base import ContextTooLong, PolicyClient, Request, Sampling, TooManyImages
 from visor.types import PageStore, Question, StopReason, Trajectory, Turn, derive_seed
 
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
     from visor.env.prompts import PromptSet
     from visor.retrieval.base import Retriever
 
-EvidencePolicyFactory = Callable[[Question], "EvidencePolicy | None"]
-"""Makes the evidence policy of one episode; None = the plain agent."""
+EvidencePolicyFactory = Callable[[Question], "EvidencePolicy | Awaitable[EvidencePolicy | None] | None"]
+"""Makes the evidence policy of one episode, None = the plain agent; may be a coroutine function, for a layer
+that asks a model about the question first."""
 TurnListener = Callable[[Turn], None]
 
 
 class VisorSystem:
     """Algorithm 1 of VISOR for any policy client.
 
-    `solve` is safe to call concurrently: everything that changes lives in the episode.
+    `solve` may run many times at once: everything that changes lives in the episode. Retrieval runs inside
+    the event loop, which suits an index in memory.
     """
 
     name = "visor"
@@ -55,14 +58,14 @@ class VisorSystem:
         sample_index: int = 0,
         on_turn: TurnListener | None = None,
     ) -> Trajectory:
-        """Answer one question. A fault ends the episode with an error record; it never raises for one.
+        """Answer one question. A fault ends the episode with an error record; it is never raised.
 
         The request of turn t is sampled with `derive_seed(seed, question_id, sample_index, t)`, so a reply
         depends on neither the other questions nor the order in which they finish. `on_turn` sees each
         turn as it is done.
         """
         started = time.perf_counter()
-        episode = self._episode(question, seed, sample_index)
+        episode = await self._start(question, seed, sample_index)
         turn = 0
         while not episode.done:
             request_seed = derive_seed(seed, question.question_id, sample_index, turn)
@@ -72,13 +75,19 @@ class VisorSystem:
                     on_turn(done)
             turn += 1
         trajectory = episode.trajectory()
-        trajectory.meta["model"] = self.client.name
-        trajectory.meta["wall_seconds"] = time.perf_counter() - started
+        trajectory.meta |= {"model": self.client.name, "wall_seconds": time.perf_counter() - started}
         return trajectory
 
-    def _episode(self, question: Question, seed: int, sample_index: int) -> Episode:
-        policy = self.evidence_policy_factory(question) if self.evidence_policy_factory else None
-        return Episode(
+    async def _start(self, question: Question, seed: int, sample_index: int) -> Episode:
+        """A fresh episode, failed already when its evidence policy cannot be made."""
+        policy, fault = None, None
+        try:
+            if self.evidence_policy_factory:
+                made = self.evidence_policy_factory(question)
+                policy = await made if inspect.isawaitable(made) else made
+        except Exception as error:
+            fault = error
+        episode = Episode(
             question,
             self.retriever,
             self.episode_config,
@@ -89,10 +98,17 @@ class VisorSystem:
             sample_index=sample_index,
             system=self.name,
         )
+        if fault:
+            episode.fail("policy", fault)
+        return episode
 
     async def _turn(self, episode: Episode, request_seed: int) -> None:
         """One policy call and what the environment makes of the reply."""
-        request = Request(messages=episode.context(), seed=request_seed, sampling=self.sampling)
+        try:
+            messages = episode.context()
+        except Exception as error:
+            return episode.fail("environment", error)
+        request = Request(messages=messages, seed=request_seed, sampling=self.sampling)
         try:
             completion = await self.client.complete(request)
         except ContextTooLong:
@@ -103,5 +119,7 @@ class VisorSystem:
             return episode.fail("policy", error)
         try:
             episode.step(completion)
-        except EnvironmentFault as fault:
-            episode.fail("environment", fault)
+        except Exception as error:
+            # An EnvironmentFault is on the record already; the first fault stays.
+            episode.fail("environment", error)
+        return None
