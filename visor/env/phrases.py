@@ -15,6 +15,9 @@ CLAUSE_END = re.compile(
     re.IGNORECASE,
 )
 
+REACH = 80
+"""Characters after a match in which its guards are looked for."""
+
 
 class PhraseFile(BaseModel):
     """A phrase file. All entries are regular expressions, matched without regard to case."""
@@ -52,13 +55,14 @@ class GuardedPhrases:
         return any(self._in_clause(clause) for clause in CLAUSE_END.split(text))
 
     def _in_clause(self, clause: str) -> bool:
+        # The guards before are looked for once a clause, so that the time stays linear in its length.
+        denials = [found.end() for guard in self._before if (found := guard.search(clause))]
+        first_denial = min(denials, default=len(clause) + 1)
         return any(
-            not self._guarded(clause[: found.start()], clause[found.end() :])
+            found.start() < first_denial and not self._denied_after(clause[found.end() : found.end() + REACH])
             for pattern in self._patterns
             for found in pattern.finditer(clause)
         )
 
-    def _guarded(self, before: str, after: str) -> bool:
-        return any(guard.search(before) for guard in self._before) or any(
-            guard.search(after) for guard in self._after
-        )
+    def _denied_after(self, text: str) -> bool:
+        return any(guard.search(text) for guard in self._after)
