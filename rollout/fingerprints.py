@@ -6,10 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from visor.retrieval.index import corpus_hash
 
 if TYPE_CHECKING:
     from visor.retrieval.base import Retriever
+    from visor.types import PageStore
 
 ROOMS = ("visor", "data", "rewards", "rollout")
 """The packages that an evaluation's results depend on."""
@@ -46,6 +49,23 @@ def checkpoint_fingerprint(path: str | Path) -> str:
         raise ValueError(f"{folder} is no checkpoint folder: it has no config.json")
     files = [p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".jinja", ".txt")]
     return _digest((file.name, _edges(file)) for file in sorted(files))
+
+
+def corpus_fingerprints(store: PageStore) -> dict[str, Any]:
+    """Page count, hash of the pages (as their index names it) and, apart from it, of their captions."""
+    pages = store.pages()
+    return {
+        "pages": len(pages),
+        "hash": corpus_hash(pages),
+        "captions_hash": _digest((page.page_id, page.caption.encode()) for page in pages),
+    }
+
+
+def file_fingerprint(path: str | Path) -> str:
+    """SHA-256 of a file; ValueError when there is none."""
+    if not Path(path).is_file():
+        raise ValueError(f"{path}: there is no such file")
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def retriever_fingerprint(retriever: Retriever) -> str:

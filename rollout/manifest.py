@@ -41,13 +41,13 @@ class RunManifest(Record):
     """The whole configuration, as resolved."""
     system: str = ""
     model: dict[str, Any] = {}
-    """Its spec and, for a local one, the checkpoint's fingerprint."""
+    """Kind, and name and URL or path and fingerprint."""
     corpus: dict[str, Any] = {}
     """Path, hash, page count, hash of the captions."""
     index: dict[str, Any] = {}
-    """Retriever name, index identity, retriever fingerprint."""
+    """Path, retriever name, retriever fingerprint."""
     questions: dict[str, Any] = {}
-    """Spec and hash."""
+    """Path, hash, number of questions."""
     judge: str = ""
     episode: dict[str, Any] = {}
     taec: dict[str, Any] = {}
@@ -73,11 +73,17 @@ def environment_fields(root: str | Path | None = None) -> dict[str, Any]:
 
 
 def differences(stored: RunManifest, current: RunManifest) -> list[str]:
-    """Name each compared field that differs, nested ones dotted, with both values."""
+    """Name each compared field that differs, nested ones dotted, with both values.
+
+    A `path` is never compared: what it holds has a hash beside it, and may be moved.
+    """
     before, after = (
         _flat({k: v for k, v in m.model_dump(mode="json").items() if k not in UNCOMPARED})
         for m in (stored, current)
     )
+    for fields in (before, after):
+        for key in [key for key in fields if key.endswith(".path")]:
+            del fields[key]
     return [
         f"{key}: {before.get(key)!r} in the folder, {after.get(key)!r} now"
         for key in sorted(before.keys() | after.keys())

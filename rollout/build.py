@@ -1,0 +1,188 @@
+"""Configuration → agent: the corpus, its index, the policy client, the layer and the system around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, field_validator
+
+from data.corpus import Corpus
+from rewards.judge import Judge, ModelJudge, RuleJudge
+from rollout.fingerprints import (
+    checkpoint_fingerprint,
+    corpus_fingerprints,
+    file_fingerprint,
+    retriever_fingerprint,
+)
+from visor.config import Config
+from visor.env.config import EpisodeConfig
+from visor.env.crop import ImageCutter
+from visor.env.prompts import load_prompts
+from visor.models.base import ImageSource, PolicyClient, Sampling
+from visor.models.loading import make_client, parse_model_spec
+from visor.retrieval.base import Retriever
+from visor.retrieval.index import default_index_path, open_index
+from visor.systems.visor import EvidencePolicyFactory, VisorSystem
+from visor.taec.config import TaecConfig
+from visor.taec.policy import make_evidence_policy, switched
+from visor.taec.requirements import ModelSlotExtractor
+from visor.types import PageStore, Question
+
+if TYPE_CHECKING:
+    from visor.env.policy import EvidencePolicy
+
+
+class AgentConfig(Config):
+    """What answers a question."""
+
+    system: Literal["visor"] = "visor"
+    model: str | None = None
+    """hf:PATH, vllm:PATH, openai:NAME@URL or script:FILE."""
+    checkpoint: str | None = None
+    """A checkpoint folder; short for `--model hf:PATH`."""
+    corpus: str
+    """Corpus folder."""
+    index: str | None = None
+    """Index folder of that corpus; null = CORPUS/index/bm25."""
+    taec: str = "off"
+    """The TAEC layer: on, off, or the operators to turn on alone (A, M, AM)."""
+    taec_config: TaecConfig = Field(default_factory=TaecConfig)
+    episode: EpisodeConfig = Field(default_factory=EpisodeConfig)
+    temperature: float = Field(0.1, ge=0)
+    """0 = greedy. 0.1 is what VISOR's public code evaluates with."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_new_tokens: int = Field(2048, ge=1)
+    """Of one reply."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str | None = None
+    attn_implementation: str | None = None
+    max_context: int | None = None
+    """Tokens of prompt and reply that the model takes; a longer request ends the episode."""
+    max_images: int | None = None
+    """Images that a request may hold."""
+    batch_size: int = Field(64, ge=1)
+    """Requests that a local model answers in one batch."""
+    torch_threads: int | None = Field(None, ge=1)
+    """CPU threads of PyTorch; null = its own choice."""
+
+    @field_validator("taec", mode="before")
+    @classmethod
+    def _yaml_switch(cls, value: object) -> object:
+        """YAML reads a bare `on` or `off` as a truth value."""
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+    @property
+    def model_spec(self) -> str:
+        """The model under its one name; ValueError unless exactly one of model and checkpoint is set."""
+        if (self.model is None) == (self.checkpoint is None):
+            raise ValueError(
+                "name the policy with either --model hf:PATH|openai:NAME@URL|… or --checkpoint PATH"
+            )
+        return self.model or f"hf:{self.checkpoint}"
+
+    @property
+    def index_path(self) -> Path:
+        return Path(self.index) if self.index else default_index_path(self.corpus)
+
+
+@dataclass
+class Agent:
+    """A system that is ready to answer, and what it is made of."""
+
+    system: VisorSystem
+    client: PolicyClient
+    corpus: PageStore
+    retriever: Retriever
+
+
+def build_agent(config: AgentConfig, client: PolicyClient | None = None) -> Agent:
+    """Open the corpus and its index, load the model, and put the system together.
+
+    `client` stands in for the configured model. ValueError for anything missing or unusable.
+    """
+    corpus = Corpus.open(config.corpus)
+    retriever = open_index(config.index_path, corpus)
+    if client is None:
+        client = build_client(config, corpus)
+    system = VisorSystem(
+        client,
+        retriever,
+        corpus,
+        config.episode,
+        load_prompts(config.episode.prompts),
+        Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_new_tokens),
+        evidence_policy_factory(config, corpus, client),
+    )
+    return Agent(system, client, corpus, retriever)
+
+
+def build_client(config: AgentConfig, corpus: PageStore) -> PolicyClient:
+    """The policy client; sets PyTorch's threads first where they are configured."""
+    spec = config.model_spec
+    if config.torch_threads is not None:
+        import torch
+
+        torch.set_num_threads(config.torch_threads)
+    return make_client(
+        spec,
+        images=ImageCutter(corpus),
+        dtype=config.dtype,
+        device=config.device,
+        attn_implementation=config.attn_implementation,
+        max_context=config.max_context,
+        max_images=config.max_images,
+        batch_size=config.batch_size,
+    )
+
+
+def evidence_policy_factory(
+    config: AgentConfig, corpus: PageStore, client: PolicyClient | None
+) -> EvidencePolicyFactory | None:
+    """What makes the TAEC layer for each question; None when it is off.
+
+    `client` is asked for the slots when the layer's slot extractor is a model; ValueError without one.
+    """
+    active = switched(config.taec, config.taec_config)
+    if active is None:
+        return None
+    if active.slot_extractor == "rules":
+        return lambda question: make_evidence_policy("on", active, question, corpus)
+    if client is None:
+        raise ValueError("the TAEC slots come from a model, and there is none here")
+    extractor = ModelSlotExtractor(client, active.max_slots)
+
+    async def with_model_slots(question: Question) -> EvidencePolicy | None:
+        slots = await extractor.extract(question.text)
+        return make_evidence_policy("on", active, question, corpus, slots)
+
+    return with_model_slots
+
+
+def describe_model(spec: str) -> dict[str, Any]:
+    """What identifies the model, for the manifest; a moved checkpoint stays the same model."""
+    parsed = parse_model_spec(spec)
+    if parsed.kind == "openai":
+        return {"kind": "openai", "name": parsed.target, "url": parsed.url}
+    fingerprint: Callable[[str], str] = (
+        file_fingerprint if parsed.kind == "script" else checkpoint_fingerprint
+    )
+    return {"kind": parsed.kind, "path": parsed.target, "fingerprint": fingerprint(parsed.target)}
+
+
+def describe_data(config: AgentConfig, agent: Agent) -> dict[str, dict[str, Any]]:
+    """The manifest's `corpus` and `index` fields."""
+    corpus = {"path": str(Path(config.corpus).resolve()), **corpus_fingerprints(agent.corpus)}
+    index = {
+        "path": str(config.index_path.resolve()),
+        "retriever": agent.retriever.name,
+        "retriever_fingerprint": retriever_fingerprint(agent.retriever),
+    }
+    return {"corpus": corpus, "index": index}
+
+
+def make_judge(name: str, images: ImageSource | None = None) -> Judge:
+    """The judge of a name: `rule`, or a model spec, whose model is asked (`images`: for its client)."""
+    return RuleJudge() if name == "rule" else ModelJudge(make_client(name, images=images))

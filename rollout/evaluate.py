@@ -1,0 +1,162 @@
+"""`python -m rollout.evaluate`: run a system over a question set, score it, write a run folder.
+
+    python -m rollout.evaluate --checkpoint CKPT --benchmark questions:dev.jsonl --corpus CORPUS --output RUN
+
+The same command run again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from data.questions import load_questions
+from rollout.build import Agent, AgentConfig, build_agent, describe_data, describe_model, make_judge
+from rollout.engine import EpisodeJob, RolloutEngine
+from rollout.fingerprints import code_fingerprint
+from rollout.manifest import MixedRunError, RunManifest, environment_fields, open_run
+from rollout.metrics import Metrics
+from rollout.progress import Progress
+from rollout.run_folder import RunFolder
+from rollout.tables import metrics_table
+from visor.config import parse_cli
+from visor.env.crop import ImageCutter
+from visor.models.base import PolicyClient
+from visor.taec.policy import switched
+from visor.types import PageStore, Question, Trajectory
+
+
+class EvaluateConfig(AgentConfig):
+    """One evaluation run."""
+
+    benchmark: str
+    """Questions as reader:PATH: questions:, mmlongbench:, vidoseek:, …"""
+    output: str
+    """Run folder."""
+    judge: str = "rule"
+    """rule, or the spec of a model that judges answers."""
+    samples: int = Field(1, ge=1)
+    """Samples of each question."""
+    limit: int | None = Field(None, ge=1)
+    """Only the first so many questions."""
+    seed: int = 0
+    max_concurrency: int = Field(64, ge=1)
+    """Episodes running at once."""
+    resume: bool = True
+    """Go on in a folder that holds rows; false refuses such a folder."""
+    retry_failed: bool = True
+    """When resuming, ask questions with a fault again and judge unjudged answers again."""
+    allow_mixed: bool = False
+    """Add to a folder whose rows were made with something else."""
+    expected_retriever: str | None = None
+    """Retriever fingerprint that the run must have; another one stops it before it starts."""
+    sync_every: int = Field(1, ge=1)
+    """Rows between two fsyncs."""
+
+
+def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metrics:
+    """Run an evaluation and return its metrics; `client` stands in for the configured model.
+
+    Raises ValueError for a configuration that cannot run, MixedRunError for a folder of another run.
+    """
+    agent = build_agent(config, client)
+    questions = _load_questions(config.benchmark, agent.corpus)
+    judge = make_judge(config.judge, ImageCutter(agent.corpus))
+    manifest = make_manifest(config, agent, questions, judge.name)
+    _check_folder(config, manifest)
+    for note in open_run(config.output, manifest, config.allow_mixed):
+        print(f"mixed run: {note}", file=sys.stderr)
+    engine = RolloutEngine(agent.system, judge, max_concurrency=config.max_concurrency)
+    folder = RunFolder(config.output, {q.question_id: q for q in questions}, config.sync_every)
+    try:
+        folder.resume(engine, config.retry_failed)
+        jobs = folder.missing(
+            EpisodeJob(question, config.seed, sample)
+            for question in questions[: config.limit]
+            for sample in range(config.samples)
+        )
+        progress = Progress(len(jobs), done_before=len(folder.rows))
+
+        def on_done(job: EpisodeJob, trajectory: Trajectory) -> None:
+            folder.add(job, trajectory)
+            progress.update(folder.rows[job.question.question_id, job.sample_index])
+
+        engine.run(jobs, on_done)
+        progress.close()
+    finally:
+        folder.close()
+    return folder.finish()
+
+
+def make_manifest(
+    config: EvaluateConfig, agent: Agent, questions: Sequence[Question], judge: str
+) -> RunManifest:
+    """What this run is made with."""
+    active = switched(config.taec, config.taec_config)
+    digest = hashlib.sha256("\n".join(q.model_dump_json() for q in questions).encode()).hexdigest()
+    described = config.model is not None or config.checkpoint is not None
+    return RunManifest(
+        **environment_fields(),
+        **describe_data(config, agent),
+        command=sys.argv,
+        code_fingerprint=code_fingerprint(),
+        arguments=config.model_dump(mode="json"),
+        system=config.system,
+        model=describe_model(config.model_spec)
+        if described
+        else {"kind": "given", "name": agent.client.name},
+        questions={"path": config.benchmark, "hash": digest, "n": len(questions)},
+        judge=judge,
+        episode=config.episode.model_dump(mode="json"),
+        taec=active.model_dump(mode="json") | {"operators": active.operators} if active else {},
+        sampling={name: getattr(config, name) for name in ("temperature", "top_p", "max_new_tokens")},
+        seed=config.seed,
+    )
+
+
+def _load_questions(benchmark: str, corpus: PageStore) -> list[Question]:
+    problems: list[str] = []
+    questions = load_questions(benchmark, corpus, problems)
+    for problem in problems:
+        print(f"questions: {problem}", file=sys.stderr)
+    if not questions:
+        raise ValueError(f"{benchmark} holds no question")
+    return questions
+
+
+def _check_folder(config: EvaluateConfig, manifest: RunManifest) -> None:
+    fingerprint = manifest.index["retriever_fingerprint"]
+    if config.expected_retriever not in (None, fingerprint):
+        raise ValueError(
+            f"the retriever's fingerprint is {fingerprint}, expected {config.expected_retriever}: "
+            "the index or the corpus is another one"
+        )
+    output = Path(config.output)
+    if not config.resume and output.is_dir() and any(output.iterdir()):
+        raise ValueError(f"{output} is not empty; take another output folder, or let the run --resume true")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 0, or 2 with a message for a mistake of the user, 130 when interrupted."""
+    config = parse_cli(EvaluateConfig, argv, "python -m rollout.evaluate", "Evaluate a system.")
+    started = time.perf_counter()
+    try:
+        metrics = evaluate(config)
+    except (ValueError, MixedRunError) as error:
+        print(f"rollout.evaluate: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nstopped; the same command goes on in {config.output}", file=sys.stderr)
+        return 130
+    print(metrics_table(metrics))
+    print(f"\n{config.output} ({time.perf_counter() - started:.1f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

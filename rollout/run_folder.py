@@ -1,0 +1,101 @@
+"""A run folder: trajectories, result rows and metrics, written as the run goes, resumed after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from rollout.engine import EpisodeJob, RolloutEngine
+from rollout.manifest import write_json
+from rollout.metrics import Metrics, summarise
+from rollout.recorder import Key, Recorder, read_lines, rewrite
+from rollout.results import ResultRow, result_row
+from visor.types import Question, Trajectory
+
+TRAJECTORIES_NAME = "trajectories.jsonl"
+RESULTS_NAME = "results.jsonl"
+METRICS_NAME = "metrics.json"
+
+
+class RunFolder:
+    """The rows of one evaluation run.
+
+    `trajectories.jsonl` is what counts; `results.jsonl` is made from it and made again when a run resumes,
+    so that the two agree whatever a kill left behind.
+    """
+
+    def __init__(self, path: str | Path, questions: Mapping[str, Question], sync_every: int = 1) -> None:
+        """`questions` by id; a stored row of another question is an error, raised by `resume`."""
+        self.path = Path(path)
+        self.questions = questions
+        self.rows: dict[Key, ResultRow] = {}
+        self._sync_every = sync_every
+        self._trajectories: Recorder | None = None
+        self._results: Recorder | None = None
+
+    def resume(self, engine: RolloutEngine, retry_failed: bool = True) -> None:
+        """Open the folder and take in what it holds.
+
+        With `retry_failed`, rows with a fault are dropped, so that their questions are asked again, and
+        answers that got no verdict are judged again; nothing else is asked twice.
+        """
+        path = self.path / TRAJECTORIES_NAME
+        with Recorder(path):
+            pass  # cuts a torn last line off
+        kept, changed = [], False
+        for record in read_lines(path):
+            trajectory = Trajectory.model_validate(record)
+            row = result_row(trajectory, self._question(trajectory))
+            if retry_failed and row.error:
+                changed = True
+                continue
+            if retry_failed and _lacks_verdict(row):
+                trajectory.reward = asyncio.run(engine.score(trajectory, self._question(trajectory)))
+                row, changed = result_row(trajectory, self._question(trajectory)), True
+                record = trajectory.model_dump(mode="json")
+            self.rows[row.question_id, row.sample_index] = row
+            kept.append(record)
+        if changed:
+            rewrite(path, kept)
+        rewrite(self.path / RESULTS_NAME, (row.model_dump(mode="json") for row in self.rows.values()))
+        self._trajectories = Recorder(path, sync_every=self._sync_every)
+        self._results = Recorder(self.path / RESULTS_NAME, sync_every=self._sync_every)
+
+    def missing(self, jobs: Iterable[EpisodeJob]) -> list[EpisodeJob]:
+        """The jobs that have no row yet."""
+        return [job for job in jobs if (job.question.question_id, job.sample_index) not in self.rows]
+
+    def add(self, job: EpisodeJob, trajectory: Trajectory) -> None:
+        """Write one finished job; for `RolloutEngine.run`'s `on_done`."""
+        assert self._trajectories is not None, "resume() opens the folder"
+        assert self._results is not None
+        row = result_row(trajectory, job.question)
+        self._trajectories.append(trajectory)
+        self._results.append(row)
+        self.rows[row.question_id, row.sample_index] = row
+
+    def finish(self) -> Metrics:
+        """Close the files, write metrics.json over all rows of the folder and return the metrics."""
+        self.close()
+        metrics = summarise(list(self.rows.values()))
+        write_json(self.path / METRICS_NAME, metrics)
+        return metrics
+
+    def close(self) -> None:
+        for recorder in (self._trajectories, self._results):
+            if recorder:
+                recorder.close()
+
+    def _question(self, trajectory: Trajectory) -> Question:
+        if trajectory.question_id not in self.questions:
+            raise ValueError(
+                f"{self.path / TRAJECTORIES_NAME} has a row of question {trajectory.question_id!r}, which is "
+                "not in the question set; take another output folder"
+            )
+        return self.questions[trajectory.question_id]
+
+
+def _lacks_verdict(row: ResultRow) -> bool:
+    """The judge failed: an answer without a verdict, or no reward where there could be one."""
+    return row.unjudged or (row.reward is None and bool(row.gold_page_ids) and not row.error)

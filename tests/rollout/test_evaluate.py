@@ -1,0 +1,147 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from rewards.judge import RuleJudge, Verdict
+from rollout import evaluate as module
+from rollout.evaluate import EvaluateConfig, evaluate, main
+from rollout.manifest import MixedRunError, read_manifest
+from rollout.recorder import read_lines
+
+
+@pytest.fixture
+def config(world, tmp_path):
+    return EvaluateConfig(
+        corpus=str(world.corpus),
+        benchmark=world.questions,
+        output=str(tmp_path / "run"),
+        episode={"prompts": "tiny", "max_turns": 5},
+    )
+
+
+def ids(config, name):
+    return [json.loads(line)["question_id"] for line in Path(config.output, name).read_text().splitlines()]
+
+
+def test_a_run_writes_its_four_files_and_the_right_figures(config, client):
+    metrics = evaluate(config, client)
+    assert sorted(ids(config, "trajectories.jsonl")) == ["q1", "q2", "q3", "q4"]
+    assert sorted(ids(config, "results.jsonl")) == ["q1", "q2", "q3", "q4"]
+    assert metrics["accuracy"] == 0.75
+    assert metrics["completeness"] == 1.0
+    assert metrics["no_verification_share"] == 1.0
+    assert metrics["box_usage"] == 1.0
+    assert metrics["by_tag"]["hop"]["multi"]["accuracy"] == 0.5
+    assert json.loads(Path(config.output, "metrics.json").read_text()) == metrics
+    manifest = read_manifest(config.output)
+    assert manifest.model == {"kind": "given", "name": "scripted"}
+    assert manifest.corpus["pages"] == 4
+    assert len(manifest.index["retriever_fingerprint"]) == 16
+    assert (manifest.judge, manifest.episode["max_turns"]) == ("rule", 5)
+
+
+def test_resume_asks_only_what_is_missing(config, client):
+    """Case H2 through the whole command: a kill tears the last trajectory and loses a result row."""
+    evaluate(config, client)
+    trajectories = Path(config.output, "trajectories.jsonl")
+    trajectories.write_bytes(trajectories.read_bytes()[:-50])
+    lost = ids(config, "results.jsonl")[-1]
+    Path(config.output, "results.jsonl").write_text("")
+    client.asked.clear()
+    metrics = evaluate(config.model_copy(update={"max_concurrency": 1, "batch_size": 7}), client)
+    number = int(lost[1:])
+    assert {text.split()[-2] for text in client.asked} == {
+        ["apple", "banana", "cherry", "damson"][number - 1]
+    }
+    assert sorted(ids(config, "trajectories.jsonl")) == ["q1", "q2", "q3", "q4"]
+    assert sorted(ids(config, "results.jsonl")) == ["q1", "q2", "q3", "q4"]
+    assert metrics["n"] == 4
+    client.asked.clear()
+    assert evaluate(config, client) == metrics
+    assert client.asked == []
+
+
+def test_limit_and_samples(config, client):
+    evaluate(config.model_copy(update={"limit": 2}), client)
+    metrics = evaluate(config.model_copy(update={"samples": 2}), client)
+    assert (metrics["n"], metrics["questions"]) == (8, 4)
+    assert len(client.asked) == 8 * 3
+
+
+def test_a_question_that_failed_is_asked_again_and_counted_until_then(config, client):
+    working = client.reply
+
+    def failing(request):
+        if "banana" in request.messages[1].text:
+            raise ConnectionError("endpoint down")
+        return working(request)
+
+    client.reply = failing
+    metrics = evaluate(config, client)
+    assert (metrics["n"], metrics["failed"], metrics["faults"], metrics["unscored"]) == (4, 1, 1, 1)
+    assert metrics["accuracy"] == 0.5
+    client.asked.clear()
+    kept = evaluate(config.model_copy(update={"retry_failed": False}), client)
+    assert (kept["failed"], client.asked) == (1, [])
+    client.reply = working
+    assert evaluate(config, client)["accuracy"] == 0.75
+    assert {text.split()[-2] for text in client.asked} == {"banana"}
+    assert len(ids(config, "results.jsonl")) == 4
+
+
+def test_an_answer_without_a_verdict_is_judged_again_but_not_asked_again(config, client, monkeypatch):
+    """Case G2: an outage of the judge is no verdict, and the next run asks the judge again."""
+
+    class Down(RuleJudge):
+        async def averdict(self, question, gold_answers, answer):
+            return Verdict(None, error="503")
+
+    monkeypatch.setattr(module, "make_judge", lambda name, images: Down())
+    metrics = evaluate(config, client)
+    assert (metrics["accuracy"], metrics["unjudged"], metrics["unscored"]) == (0.0, 4, 4)
+    monkeypatch.setattr(module, "make_judge", lambda name, images: RuleJudge())
+    client.asked.clear()
+    metrics = evaluate(config, client)
+    assert (metrics["accuracy"], metrics["unjudged"], metrics["unscored"]) == (0.75, 0, 0)
+    assert client.asked == []
+    rewards = [record["reward"]["verdict"] for record in read_lines(f"{config.output}/trajectories.jsonl")]
+    assert sorted(rewards) == [False, True, True, True]
+
+
+def test_another_run_is_refused_by_name_unless_allowed(config, client, capsys):
+    evaluate(config, client)
+    other = config.model_copy(update={"temperature": 0.9, "taec": "A"})
+    with pytest.raises(MixedRunError, match=r"sampling\.temperature: 0\.1 in the folder, 0\.9 now") as error:
+        evaluate(other, client)
+    assert "taec.operators" in str(error.value)
+    evaluate(other.model_copy(update={"allow_mixed": True}), client)
+    assert "mixed run: sampling.temperature" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not empty"):
+        evaluate(config.model_copy(update={"resume": False}), client)
+
+
+def test_a_run_with_another_retriever_does_not_start(config, client):
+    with pytest.raises(ValueError, match="expected 0123"):
+        evaluate(config.model_copy(update={"expected_retriever": "0123"}), client)
+    assert client.asked == []
+
+
+def test_taec_on_off_and_yaml_booleans(config, client, tmp_path):
+    assert EvaluateConfig.model_validate(config.model_dump() | {"taec": True}).taec == "on"
+    assert EvaluateConfig.model_validate(config.model_dump() | {"taec": False}).taec == "off"
+    evaluate(config.model_copy(update={"taec": "on", "output": str(tmp_path / "on")}), client)
+    record = next(read_lines(tmp_path / "on" / "trajectories.jsonl"))
+    assert record["meta"]["evidence_policy"]["operators"] == "AM"
+
+
+def test_the_command_line(config, world, tmp_path, capsys):
+    arguments = [
+        *("--corpus", str(world.corpus), "--benchmark", world.questions),
+        *("--output", str(tmp_path / "cli"), "--episode.prompts", "tiny"),
+    ]
+    assert main(arguments) == 2
+    assert "either --model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*arguments, "--temprature", "0"])
+    assert "temperature" in capsys.readouterr().err
