@@ -37,6 +37,13 @@ class LRUCache(Generic[Value]):
                 self._total -= self._weight(dropped)
         return value
 
+    def peek(self, key: Hashable) -> Value | None:
+        """Return the value of `key` if it is here, else None."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
     def clear(self) -> None:
         with self._lock:
             self._values.clear()

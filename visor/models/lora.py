@@ -12,7 +12,7 @@ TARGET_MODULES = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
 
 
 def add_lora(model, *, rank: int = 16, alpha: int = 32, dropout: float = 0.0, seed: int = 0):
-    """Wrap a model with a fresh adapter (LoRA, Hu et al. 2021): its own weights are frozen, the adapter trains.
+    """Wrap a model with a fresh adapter (LoRA, Hu et al. 2021): its own weights freeze, the adapter trains.
 
     The wrapped model computes what the bare one does until the first update.
     """
