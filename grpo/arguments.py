@@ -28,13 +28,13 @@ class GrpoConfig(Config):
     output_dir: str
     corpus: str
     """Corpus folder."""
-    index: str
-    """Index folder of that corpus."""
+    index: str | None = None
+    """Index folder of that corpus; null = CORPUS/index/bm25."""
     questions: str
     """Training questions as `reader:PATH`, for example `questions:train.jsonl`; each needs gold pages."""
     episode: EpisodeConfig = EpisodeConfig()
     judge: str = "rule"
-    """Judge of the answers, as in evaluation."""
+    """rule, or the spec of a model that judges answers, as in evaluation."""
 
     questions_per_step: int = Field(8, ge=1)
     num_generations: int = Field(5, ge=2)
@@ -43,9 +43,11 @@ class GrpoConfig(Config):
     top_p: float = Field(1.0, gt=0, le=1)
     max_completion_length: int = Field(2048, ge=1)
     """Tokens of one reply."""
+    max_prompt_length: int | None = Field(None, ge=1)
+    """Tokens of a prompt; a longer one ends its trajectory with the stop reason `length`. None: no limit."""
     max_concurrency: int = Field(64, ge=1)
     """Episodes running at once in each process."""
-    max_batch_size: int = Field(64, ge=1)
+    rollout_batch_size: int = Field(64, ge=1)
     """Replies generated in one batch."""
 
     credit: Literal["trajectory", "turn"] = "trajectory"
@@ -91,6 +93,11 @@ class GrpoConfig(Config):
     max_grad_norm: float = Field(1.0, gt=0)
     freeze: list[str] = []
     """Parts that are not trained: vision_tower, projector, language_model."""
+    use_peft: bool = False
+    """Train a LoRA adapter on the language model instead of the weights."""
+    lora_r: int = Field(16, ge=1)
+    lora_alpha: int = Field(32, ge=1)
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Of the weights."""
     bf16: bool = False

@@ -28,6 +28,7 @@ from rollout.metrics import headline
 from rollout.recorder import read_lines, rewrite
 from rollout.results import ResultRow, result_row
 from rollout.rows import TrainingRow
+from visor.models.transformers import TransformersClient
 from visor.types import Question, derive_seed
 
 STEP_SHARES = (
@@ -68,6 +69,7 @@ class GrpoTrainer:
         scheduler,
         update: PolicyUpdate,
         engine: RolloutEngine,
+        client: TransformersClient,
         questions: Sequence[Question],
         build_rows: BuildRows,
         processor,
@@ -81,6 +83,7 @@ class GrpoTrainer:
         self.scheduler = scheduler
         self.update = update
         self.engine = engine
+        self.client = client
         self.questions = questions
         self.build_rows = build_rows
         self.processor = processor
@@ -136,9 +139,8 @@ class GrpoTrainer:
         config, accelerator = self.config, self.accelerator
         questions = step_items(self.questions, step, config.questions_per_step, config.seed)
         share = questions[accelerator.process_index :: accelerator.num_processes]
-        self.model.eval()
-        with torch.no_grad(), accelerator.autocast():
-            return sample_groups(self.engine, share, config.num_generations, config.seed, step)
+        self.client.policy_version = step - 1
+        return sample_groups(self.engine, share, config.num_generations, config.seed, step)
 
     def _auxiliary(self, step: int) -> list[TrainingRow]:
         """The step's auxiliary rows, this process's share of them."""

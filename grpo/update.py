@@ -130,7 +130,7 @@ class PolicyUpdate:
         logprobs, entropy = forward_logprobs(self.model, batch, entropy=True)
         reference = None
         if self.reference is not None:
-            with torch.no_grad():
+            with torch.no_grad(), self.accelerator.autocast():
                 reference = forward_logprobs(self.reference, batch)
         sampled = batch.get("old_logprobs")
         if self.exact_context and sampled is not None:
@@ -228,10 +228,9 @@ class PolicyUpdate:
         ordered = sorted(rows, key=lambda item: -len(item.row.input_ids))
         for start in range(0, len(ordered), self.micro_batch_size):
             part = ordered[start : start + self.micro_batch_size]
-            with torch.no_grad():
-                logprobs = forward_logprobs(
-                    self.accelerator.unwrap_model(self.model), self.collate([i.row for i in part])
-                )
+            batch = self.collate([item.row for item in part])
+            with torch.no_grad(), self.accelerator.autocast():
+                logprobs = forward_logprobs(self.accelerator.unwrap_model(self.model), batch)
             for item, values in zip(part, logprobs):
                 scored[id(item)] = values[: len(item.row.input_ids)]
         return scored

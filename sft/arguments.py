@@ -34,6 +34,11 @@ class SftConfig(Config):
     """Width × height at which an image file of chat data is shown; pages carry their own bounds."""
     freeze: list[str] = []
     """Parts that are not trained: vision_tower, projector, language_model."""
+    use_peft: bool = False
+    """Train a LoRA adapter on the language model instead of the weights."""
+    lora_r: int = Field(16, ge=1)
+    lora_alpha: int = Field(32, ge=1)
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Of the weights."""
     bf16: bool = False

@@ -59,6 +59,16 @@ def build_trainer(config: SftConfig):
         attn_implementation=config.attn_implementation,
         freeze=config.freeze,
     )
+    if config.use_peft:
+        from visor.models.lora import add_lora
+
+        model = add_lora(
+            model,
+            rank=config.lora_r,
+            alpha=config.lora_alpha,
+            dropout=config.lora_dropout,
+            seed=config.seed,
+        )
     return VisorSFTTrainer(
         model=model,
         args=trainer_arguments(config),

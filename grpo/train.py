@@ -1,0 +1,279 @@
+"""GRPO training: `python -m grpo.train --config configs/grpo/….yaml`, or under `accelerate launch -m`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from grpo.arguments import GrpoConfig
+from grpo.checkpoint import checkpoints, latest_checkpoint, step_of
+from grpo.trainer import GrpoTrainer
+from grpo.update import PolicyUpdate
+from rollout.chats import ChatImages, chat_row, read_chats
+from rollout.rows import RowTooLong, TrainingRow, trajectory_row, turn_rows
+from visor.config import parse_cli
+from visor.models.base import ImageSource, PolicyClient
+from visor.models.rendering import ChatRenderer
+from visor.models.tensors import collate, to_device
+from visor.types import PageStore, Question, Trajectory
+
+DESCRIPTION = "Train a policy with GRPO in the retrieval environment."
+RUN_CONFIG = "run_config.json"
+FREE_TO_CHANGE = {
+    "output_dir",
+    "resume_from_checkpoint",
+    "max_steps",
+    "save_steps",
+    "save_total_limit",
+    "torch_threads",
+    "report_to",
+}
+"""Settings a resumed run may change; any other would make it another run."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the command line and train."""
+    config = parse_cli(GrpoConfig, argv, prog="grpo.train", description=DESCRIPTION)
+    if config.torch_threads:
+        torch.set_num_threads(config.torch_threads)
+    build_trainer(config).train()
+
+
+def build_trainer(config: GrpoConfig) -> GrpoTrainer:
+    """Everything of a run, resumed where its folder says so. ValueError for what cannot be trained."""
+    from accelerate import Accelerator
+    from transformers import get_scheduler
+
+    from data.corpus import Corpus
+    from visor.env.crop import ImageCutter
+    from visor.models.loading import load_model, load_processor
+    from visor.models.transformers import TransformersClient
+
+    checkpoint = find_checkpoint(config)
+    corpus = Corpus.open(config.corpus)
+    questions = load_training_questions(config, corpus)
+    accelerator = Accelerator(
+        mixed_precision="bf16" if config.bf16 else None,
+        log_with=None if config.report_to == "none" else config.report_to,
+        kwargs_handlers=_ddp_settings(),
+    )
+    _refuse_sharded_weights(accelerator)
+    if accelerator.is_main_process:
+        write_run_config(config)
+    processor = load_processor(config.model_name_or_path)
+    renderer = processor.renderer()
+    images = ChatImages(ImageCutter(corpus))
+    model = _load_policy(config, checkpoint)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad],
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+    scheduler = get_scheduler(
+        config.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=config.warmup,
+        num_training_steps=config.max_steps,
+    )
+    reference = None
+    if config.beta:
+        # Always the policy training starts from, adapter included; on resume it is not the checkpoint.
+        reference = load_model(
+            config.model_name_or_path,
+            dtype=config.dtype,
+            device=str(accelerator.device),
+            attn_implementation=config.attn_implementation,
+        )
+        reference.requires_grad_(False)
+    client = TransformersClient(
+        model,
+        renderer,
+        images,
+        max_context=None
+        if config.max_prompt_length is None
+        else config.max_prompt_length + config.max_completion_length,
+        batch_size=config.rollout_batch_size,
+        name=Path(config.model_name_or_path).name,
+    )
+    engine = _engine(config, corpus, client, images)
+    auxiliary = _auxiliary_rows(config, renderer, images)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if config.report_to != "none":
+        accelerator.init_trackers("grpo", config=json.loads(config.model_dump_json()))
+    update = PolicyUpdate(
+        accelerator,
+        model,
+        optimizer,
+        lambda rows: to_device(collate(rows, renderer, images), accelerator.device),
+        config.loss,
+        reference=reference,
+        micro_batch_size=config.per_device_train_batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        num_iterations=config.num_iterations,
+        max_grad_norm=config.max_grad_norm,
+        exact_context=config.credit == "turn",
+        max_logprob_gap=config.max_logprob_gap,
+        auxiliary_weight=config.auxiliary.weight if config.auxiliary else 0.0,
+        pad_id=renderer.pad_id,
+    )
+    trainer = GrpoTrainer(
+        config,
+        accelerator=accelerator,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        update=update,
+        engine=engine,
+        client=client,
+        questions=questions,
+        build_rows=row_builder(config, renderer, images),
+        processor=processor,
+        auxiliary_rows=auxiliary,
+    )
+    if checkpoint:
+        trainer.load_state(checkpoint)
+    return trainer
+
+
+def row_builder(
+    config: GrpoConfig, renderer: ChatRenderer, images: ImageSource
+) -> Callable[[Trajectory], list[TrainingRow]]:
+    """The rows of a trajectory under the credit mode; those over `max_length` are left out."""
+
+    def whole(trajectory: Trajectory) -> list[TrainingRow]:
+        if not trajectory.turns:
+            return []
+        try:
+            return [trajectory_row(trajectory, renderer, images, config.max_length)]
+        except RowTooLong:
+            return []
+
+    def turns(trajectory: Trajectory) -> list[TrainingRow]:
+        rows = turn_rows(trajectory, renderer, images)
+        return [row for row in rows if len(row.input_ids) <= config.max_length]
+
+    return whole if config.credit == "trajectory" else turns
+
+
+def load_training_questions(config: GrpoConfig, corpus: PageStore) -> list[Question]:
+    """The questions of a run; ValueError when there are none or one has no gold pages, hence no Δ."""
+    from data.questions import load_questions
+
+    problems: list[str] = []
+    questions = load_questions(config.questions, corpus, problems)
+    if not questions:
+        raise ValueError(f"{config.questions} holds no questions")
+    without = [question.question_id for question in questions if not question.gold_page_ids]
+    if without:
+        notes = f" (reported on reading: {'; '.join(problems[:3])})" if problems else ""
+        raise ValueError(
+            f"{len(without)} of {len(questions)} questions have no gold pages, so they have no retrieval "
+            f"reward: {', '.join(without[:5])}; remove them from {config.questions}{notes}"
+        )
+    return questions
+
+
+# ---------------------------------------------------------------- resuming
+
+
+def find_checkpoint(config: GrpoConfig) -> Path | None:
+    """The checkpoint to go on from, or None. ValueError when the folder's run had other settings, or when it
+    holds checkpoints and the run is not to be resumed."""
+    output_dir = Path(config.output_dir)
+    if isinstance(config.resume_from_checkpoint, str):
+        checkpoint = Path(config.resume_from_checkpoint)
+        step_of(checkpoint)
+        return checkpoint
+    if not config.resume_from_checkpoint:
+        if checkpoints(output_dir):
+            raise ValueError(f"{output_dir} holds checkpoints; resume them or choose another output_dir")
+        return None
+    checkpoint = latest_checkpoint(output_dir)
+    if checkpoint and (output_dir / RUN_CONFIG).exists():
+        stored = json.loads((output_dir / RUN_CONFIG).read_text())
+        present = json.loads(config.model_dump_json())
+        changed = [k for k in present if k not in FREE_TO_CHANGE and stored.get(k) != present[k]]
+        if changed:
+            raise ValueError(
+                f"{output_dir} holds a run with other settings ({', '.join(changed)}); "
+                "set them back or choose another output_dir"
+            )
+    return checkpoint
+
+
+def write_run_config(config: GrpoConfig) -> None:
+    """Write the settings beside the run."""
+    output_dir = Path(config.output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    (output_dir / RUN_CONFIG).write_text(config.model_dump_json(indent=2) + "\n")
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _load_policy(config: GrpoConfig, checkpoint: Path | None):
+    from visor.models.loading import load_model
+    from visor.models.lora import add_lora
+
+    model = load_model(
+        checkpoint or config.model_name_or_path,
+        dtype=config.dtype,
+        attn_implementation=config.attn_implementation,
+        freeze=config.freeze,
+    )
+    if config.use_peft and not hasattr(model, "peft_config"):
+        model = add_lora(
+            model, rank=config.lora_r, alpha=config.lora_alpha, dropout=config.lora_dropout, seed=config.seed
+        )
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    return model
+
+
+def _engine(config: GrpoConfig, corpus: PageStore, client: PolicyClient, images: ImageSource):
+    from rollout.build import make_judge
+    from rollout.engine import RolloutEngine
+    from visor.env.prompts import load_prompts
+    from visor.models.base import Sampling
+    from visor.retrieval.index import default_index_path, open_index
+    from visor.systems.visor import VisorSystem
+
+    sampling = Sampling(config.temperature, config.top_p, config.max_completion_length)
+    retriever = open_index(config.index or default_index_path(config.corpus), corpus)
+    prompts = load_prompts(config.episode.prompts)
+    system = VisorSystem(client, retriever, corpus, config.episode, prompts, sampling)
+    return RolloutEngine(system, make_judge(config.judge, images), max_concurrency=config.max_concurrency)
+
+
+def _auxiliary_rows(config: GrpoConfig, renderer: ChatRenderer, images: ImageSource) -> list[TrainingRow]:
+    if config.auxiliary is None:
+        return []
+    budget = (config.episode.page_min_pixels, config.episode.page_max_pixels)
+    chats = read_chats(config.auxiliary.path, budget)
+    return [chat_row(chat, renderer, images, config.max_length) for chat in chats]
+
+
+def _ddp_settings() -> list:
+    from accelerate import DistributedDataParallelKwargs
+
+    # A micro-batch without pictures leaves the vision tower without gradients.
+    return [DistributedDataParallelKwargs(find_unused_parameters=True)]
+
+
+def _refuse_sharded_weights(accelerator) -> None:
+    """Rollouts read the whole policy in every process; a launch that shards it is refused."""
+    kind = str(accelerator.distributed_type)
+    if "DEEPSPEED" in kind or "FSDP" in kind or "MEGATRON" in kind:
+        raise ValueError(
+            f"grpo.train runs in one process or under data parallelism (MULTI_GPU, MULTI_CPU), not {kind}"
+        )
+
+
+if __name__ == "__main__":
+    main()
