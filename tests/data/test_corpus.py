@@ -1,0 +1,299 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import unicodedata
+
+import pytest
+from PIL import Image
+
+from data.corpus import Corpus, ingest
+from data.corpus_files import read_corpus
+from data.sources import assign_ids, find_sources
+from visor.types import Page, split_page_id
+
+
+@pytest.fixture
+def docs(make_pdf, tmp_path):
+    make_pdf(tmp_path / "docs" / "b.pdf", ["b one", "b two"])
+    make_pdf(tmp_path / "docs" / "sub" / "a.pdf", [f"a {n}" for n in range(1, 13)])
+    return tmp_path / "docs"
+
+
+def ids(corpus):
+    return [page.page_id for page in corpus.pages()]
+
+
+def test_pages_documents_and_images(docs, tmp_path):
+    report = ingest([docs], tmp_path / "corpus", dpi=72)
+    assert (report.new, report.failed, report.pages, report.ok) == (["b.pdf", "sub/a.pdf"], {}, 14, True)
+    corpus = Corpus.open(tmp_path / "corpus")
+    expected = ["b.pdf#page=1", "b.pdf#page=2"] + [f"sub/a.pdf#page={n}" for n in range(1, 13)]
+    assert ids(corpus) == expected
+    page = corpus.page("sub/a.pdf#page=10")
+    assert (page.text, page.doc_id, page.page_number, page.width) == ("a 10", "sub/a.pdf", 10, 100)
+    image = corpus.image(page.page_id)
+    assert (image.mode, image.size) == ("RGB", (100, 140))
+    assert corpus.document_path("sub/a.pdf") == docs / "sub" / "a.pdf"
+    assert corpus.document_path("other.pdf") is None
+    assert corpus.page_counts() == {"b.pdf": 2, "sub/a.pdf": 12}
+    with pytest.raises(ValueError, match=r"no page 'b\.pdf#page=3'"):
+        corpus.page("b.pdf#page=3")
+
+
+def test_files_can_be_read_by_others(docs, tmp_path):
+    from datasets import load_dataset
+
+    ingest([docs], tmp_path / "corpus")
+    manifest = json.loads((tmp_path / "corpus" / "corpus.json").read_text())
+    assert manifest["schema_version"] == 1
+    assert [(d["doc_id"], d["status"], d["page_count"]) for d in manifest["documents"]] == [
+        ("b.pdf", "done", 2),
+        ("sub/a.pdf", "done", 12),
+    ]
+    rows = load_dataset(
+        "parquet",
+        data_files=str(tmp_path / "corpus" / "pages.parquet"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
+    )
+    assert rows.column_names == list(Page.model_fields)
+    assert rows[3]["text"] == "a 2"
+
+
+def test_workers_give_the_same_corpus(docs, make_pdf, tmp_path):
+    make_pdf(docs / "long.pdf", [f"p{n}" for n in range(1, 41)])
+    (docs / "bad.pdf").write_text("no")
+    for name, workers in (("one", 1), ("two", 2)):
+        ingest([docs], tmp_path / name, workers=workers)
+    assert read_corpus(tmp_path / "one") == read_corpus(tmp_path / "two")
+    corpus = Corpus.open(tmp_path / "two")
+    assert [p.text for p in corpus.pages() if p.doc_id == "long.pdf"] == [f"p{n}" for n in range(1, 41)]
+
+
+def test_only_new_and_changed_documents_are_rendered(docs, make_pdf, tmp_path):
+    out = tmp_path / "corpus"
+    ingest([docs], out)
+    make_pdf(docs / "b.pdf", ["b three"])
+    make_pdf(docs / "c.pdf", ["c"])
+    report = ingest([docs], out)
+    assert (report.new, report.unchanged) == (["b.pdf", "c.pdf"], ["sub/a.pdf"])
+    corpus = Corpus.open(out)
+    assert [p.text for p in corpus.pages() if p.doc_id == "b.pdf"] == ["b three"]
+    assert len(list((out / "images").iterdir())) == 3
+    assert all((out / page.image).is_file() for page in corpus.pages())
+    assert ingest([docs], out, dpi=100).new == ["b.pdf", "c.pdf", "sub/a.pdf"]
+    assert ingest([docs], out, dpi=100).new == []
+
+
+def test_a_lost_image_is_rendered_again(docs, tmp_path):
+    out = tmp_path / "corpus"
+    ingest([docs], out)
+    (out / Corpus.open(out).page("b.pdf#page=2").image).unlink()
+    with pytest.raises(ValueError, match=r"b\.pdf#page=2"):
+        Corpus.open(out).image("b.pdf#page=2")
+    assert ingest([docs], out).new == ["b.pdf"]
+    Corpus.open(out).image("b.pdf#page=2")
+
+
+def test_removed_documents_lose_their_pages_and_others_stay(docs, make_pdf, tmp_path):
+    out = tmp_path / "corpus"
+    other = make_pdf(tmp_path / "other" / "o.pdf", ["o"])
+    ingest([docs], out)
+    ingest([other], out)
+    (docs / "b.pdf").unlink()
+    other.unlink()
+    report = ingest([docs], out)
+    assert report.removed == ["b.pdf"]
+    assert {split_page_id(i)[0] for i in ids(Corpus.open(out))} == {"o.pdf", "sub/a.pdf"}
+    assert len(list((out / "images").iterdir())) == 2
+
+
+def test_failures_are_recorded_named_and_retried(docs, make_pdf, tmp_path):
+    (docs / "page.pdf").write_text("<html>")
+    (docs / "empty.pdf").write_bytes(b"")
+    report = ingest([docs], tmp_path / "corpus")
+    assert set(report.failed) == {"page.pdf", "empty.pdf"}
+    assert "page.pdf is not a PDF" in report.summary()
+    assert report.ok
+    corpus = Corpus.open(tmp_path / "corpus")
+    states = {d.doc_id: (d.status, d.page_count) for d in corpus.documents()}
+    assert states["page.pdf"] == ("failed", 0)
+    assert states["b.pdf"] == ("done", 2)
+    make_pdf(docs / "page.pdf", ["now good"])
+    assert ingest([docs], tmp_path / "corpus").new == ["page.pdf"]
+
+
+def test_a_document_that_turns_bad_loses_its_pages(docs, tmp_path):
+    ingest([docs], tmp_path / "corpus")
+    (docs / "b.pdf").write_bytes(b"%PDF-1.4 cut off")
+    report = ingest([docs], tmp_path / "corpus")
+    assert list(report.failed) == ["b.pdf"]
+    assert all(page.doc_id != "b.pdf" for page in Corpus.open(tmp_path / "corpus").pages())
+
+
+def test_nothing_ingested_is_not_ok(tmp_path):
+    (tmp_path / "x.pdf").write_bytes(b"")
+    report = ingest([tmp_path / "x.pdf"], tmp_path / "corpus")
+    assert not report.ok
+    assert Corpus.open(tmp_path / "corpus").pages() == []
+
+
+def test_useless_input_is_refused(tmp_path):
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match=r"no PDF or image found in .*none"):
+        ingest([tmp_path / "none"], tmp_path / "corpus")
+    with pytest.raises(ValueError, match="missing: no such file or folder"):
+        ingest([tmp_path / "missing"], tmp_path / "corpus")
+    with pytest.raises(ValueError, match="is not a corpus"):
+        Corpus.open(tmp_path / "none")
+    (tmp_path / "none" / "pages.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match="damaged"):
+        Corpus.open(tmp_path / "none")
+
+
+def test_images_are_documents(tmp_path):
+    (tmp_path / "docs").mkdir()
+    Image.new("RGB", (300, 200), "red").save(tmp_path / "docs" / "deck_1.jpg")
+    Image.new("RGB", (300, 200), "blue").save(tmp_path / "docs" / "deck_10.PNG")
+    report = ingest([tmp_path / "docs"], tmp_path / "corpus")
+    corpus = Corpus.open(tmp_path / "corpus")
+    assert ids(corpus) == ["deck_1.jpg#page=1", "deck_10.PNG#page=1"]
+    assert corpus.image("deck_10.PNG#page=1").getpixel((0, 0)) == (0, 0, 255)
+    assert report.pages_without_text == 2
+
+
+def test_the_corpus_itself_is_not_ingested(docs):
+    Image.new("RGB", (300, 200)).save(docs / "x.png")
+    assert ingest([docs], docs / "corpus").pages == 15
+    assert ingest([docs], docs / "corpus").pages == 15
+
+
+def test_names_folder(cases, tmp_path):
+    ingest([cases / "names"], tmp_path / "corpus", dpi=30)
+    corpus = Corpus.open(tmp_path / "corpus")
+    assert len(corpus.documents()) == 7
+    assert len(set(ids(corpus))) == 11
+    assert "SCAN.PDF#page=1" in ids(corpus)
+    for page in corpus.pages():
+        assert split_page_id(page.page_id) == (page.doc_id, page.page_number)
+    for form in ("NFC", "NFD"):
+        page_id = unicodedata.normalize(form, "Übersicht.pdf#page=1")
+        assert corpus.page(page_id).doc_id == unicodedata.normalize("NFC", "Übersicht.pdf")
+        assert corpus.document_path(split_page_id(page_id)[0]).is_file()
+
+
+def test_many_pages_keep_their_order(cases, tmp_path):
+    ingest([cases / "pages_1205.pdf"], tmp_path / "corpus", dpi=36)
+    pages = Corpus.open(tmp_path / "corpus").pages()
+    assert [page.page_number for page in pages] == list(range(1, 1206))
+    assert all(page.text == f"P{page.page_number}" for page in pages)
+
+
+def test_a_mixed_folder(cases, make_pdf, tmp_path):
+    names = ["broken_xref.pdf", "html_named.pdf", "empty_0_bytes.pdf", "enc_user_pw.pdf", "zero_pages.pdf"]
+    good = make_pdf(tmp_path / "good.pdf", ["good"])
+    report = ingest([*(cases / name for name in names), good], tmp_path / "corpus")
+    assert report.new == ["broken_xref.pdf", "good.pdf"]
+    assert set(report.failed) == set(names[1:])
+    assert all(name in report.failed[name] for name in names[1:])
+    assert "has no pages" in report.failed["zero_pages.pdf"]
+
+
+# ---------------------------------------------------------------- document ids
+
+
+def test_each_file_once(docs):
+    assert find_sources([docs, docs / "b.pdf", docs]) == [
+        ("b.pdf", docs / "b.pdf"),
+        ("sub/a.pdf", docs / "sub" / "a.pdf"),
+    ]
+
+
+def test_same_names_get_distinct_stable_ids(make_pdf, tmp_path):
+    for folder in ("x", "y", "z"):
+        make_pdf(tmp_path / folder / "a.pdf", [folder])
+    out = tmp_path / "corpus"
+    assert ingest([tmp_path / "x", tmp_path / "y"], out).new == ["a.pdf", "a~2.pdf"]
+    assert ingest([tmp_path / "y", tmp_path / "x"], out).unchanged == ["a~2.pdf", "a.pdf"]
+    assert ingest([tmp_path / "z"], out).new == ["a~3.pdf"]
+    texts = {page.page_id: page.text for page in Corpus.open(out).pages()}
+    assert texts == {"a.pdf#page=1": "x", "a~2.pdf#page=1": "y", "a~3.pdf#page=1": "z"}
+
+
+def test_a_moved_document_keeps_its_id(make_pdf, tmp_path):
+    make_pdf(tmp_path / "x" / "a.pdf", ["a"])
+    ingest([tmp_path / "x"], tmp_path / "corpus")
+    (tmp_path / "x").rename(tmp_path / "y")
+    assert ingest([tmp_path / "y"], tmp_path / "corpus").unchanged == ["a.pdf"]
+    assert Corpus.open(tmp_path / "corpus").document_path("a.pdf") == tmp_path / "y" / "a.pdf"
+
+
+def test_both_spellings_of_a_name_become_two_documents(make_pdf, tmp_path):
+    for form in ("NFC", "NFD"):
+        make_pdf(tmp_path / "docs" / unicodedata.normalize(form, "ü.pdf"), [form])
+    found = find_sources([tmp_path / "docs"])
+    assert [source.doc_id for source in assign_ids(found, {})] == ["ü.pdf", "ü~2.pdf"]
+
+
+def test_a_suffix_is_not_taken_twice():
+    from pathlib import Path
+
+    found = [("a~2.pdf", Path("/1")), ("a.pdf", Path("/2")), ("a.pdf", Path("/3")), ("README", Path("/4"))]
+    assert [source.doc_id for source in assign_ids(found, {})] == ["a~2.pdf", "a.pdf", "a~3.pdf", "README"]
+    assert [s.doc_id for s in assign_ids([("a.pdf", Path("/9"))], {"a.pdf": "/8"})] == ["a~2.pdf"]
+    assert [s.doc_id for s in assign_ids([("a.pdf", Path("/9"))], {"a.pdf": "/8"}, {"a.pdf"})] == ["a.pdf"]
+
+
+# ---------------------------------------------------------------- crashes
+
+
+def run_python(code, *arguments, **options):
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], **options)
+
+
+def test_a_killed_ingest_leaves_a_corpus_that_opens(docs, make_pdf, tmp_path):
+    for number in range(4):
+        make_pdf(docs / f"n{number}.pdf", [f"{number} {n}" for n in range(100)])
+    out = tmp_path / "corpus"
+    ingest([docs / "b.pdf"], out)
+    code = """
+import sys, data.ingest
+data.ingest.CHECKPOINT_SECONDS = 0
+data.ingest.ingest([sys.argv[1]], sys.argv[2], workers=1, progress=lambda done, *_: print(done, flush=True))
+"""
+    process = run_python(code, docs, out, stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.stdout.readline()
+    time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    corpus = Corpus.open(out)
+    done = corpus.page_counts()
+    assert 1 <= len(done) < 6
+    assert len(corpus.pages()) == sum(done.values())
+    for page in corpus.pages():
+        assert (out / page.image).is_file()
+    report = ingest([docs], out)
+    assert set(done) == set(report.unchanged)
+    assert report.pages == 414
+    assert len(list((out / "images").iterdir())) == 6
+
+
+def test_two_ingests_at_once_are_refused(docs, tmp_path):
+    code = "import sys, time; from data.ingest import _only_one; from pathlib import Path\n"
+    code += "with _only_one(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    (tmp_path / "corpus").mkdir()
+    process = run_python(code, tmp_path / "corpus", stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="another ingest"):
+            ingest([docs], tmp_path / "corpus")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert ingest([docs], tmp_path / "corpus").ok
