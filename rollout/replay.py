@@ -58,7 +58,7 @@ class Difference(Record):
     replayed: Any
 
     def __str__(self) -> str:
-        place = self.trajectory if self.turn is None else f"{self.trajectory} turn {self.turn}"
+        place = self.trajectory if self.turn is None else f"{self.trajectory} turn {self.turn + 1}"
         return f"{place}: {self.field}: recorded {_short(self.recorded)}, now {_short(self.replayed)}"
 
 

@@ -129,10 +129,33 @@ def _run_search(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+# ---------------------------------------------------------------- runs
+
+
+def _on_runs(name: str, help_line: str) -> Command:
+    """A subcommand whose two functions stand in `rollout.commands`; they are imported when it is parsed."""
+
+    def find(function: str) -> Callable:
+        from rollout import commands
+
+        return getattr(commands, function)
+
+    return Command(
+        help_line,
+        lambda parser: find(f"{name}_arguments")(parser),
+        lambda arguments: find(f"run_{name}")(arguments),
+    )
+
+
 COMMANDS: dict[str, Command] = {
     "ingest": Command("turn PDFs and images into a corpus", _ingest_arguments, _run_ingest),
     "index": Command("index a corpus for search", _index_arguments, _run_index),
     "search": Command("rank the pages of a corpus for a query", _search_arguments, _run_search),
+    "ask": _on_runs("ask", "answer one question, showing each turn"),
+    "report": _on_runs("report", "write the HTML report of a run"),
+    "compare": _on_runs("compare", "compare runs question by question"),
+    "replay": _on_runs("replay", "run the environment again on recorded replies"),
+    "inspect-row": _on_runs("inspect_row", "show a training row token by token"),
 }
 
 if __name__ == "__main__":

@@ -78,9 +78,8 @@ def test_a_client_fault_of_the_record_is_no_difference(run, world):
 def test_length_stops_are_replayed(run, world):
     trajectory = first_of(run)
     cut = trajectory.model_copy(
-        update={"turns": trajectory.turns[:2], "answer": None, "stop_reason": "length"}
+        update={"turns": trajectory.turns[:2], "answer": None, "stop_reason": StopReason.LENGTH}
     )
-    cut = Trajectory.model_validate(cut.model_dump())
     question = Question(question_id=cut.question_id, text=cut.question)
     config = EpisodeConfig.model_validate(cut.meta["episode"])
     assert replay(cut, question, Corpus.open(world.corpus), config) == []

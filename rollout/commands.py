@@ -1,0 +1,141 @@
+"""The subcommands of `visor` that work on runs: their arguments, and functions that return the exit code.
+
+`visor.cli` lists them. Libraries are imported inside the functions, so that `visor --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+# ---------------------------------------------------------------- ask
+
+
+def ask_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("corpus", metavar="CORPUS")
+    parser.add_argument("question")
+    parser.add_argument("--model", help="hf:PATH, vllm:PATH, openai:NAME@URL or script:FILE")
+    parser.add_argument("--checkpoint", metavar="PATH", help="short for --model hf:PATH")
+    parser.add_argument("--index", metavar="PATH", help="folder of the index (default: CORPUS/index/bm25)")
+    parser.add_argument("--taec", help="TAEC layer: on, off, or operators such as A (default: off)")
+    parser.add_argument("--temperature", help="0 = greedy (default: 0.1)")
+    parser.add_argument("--prompts", help="prompt set: visor, tiny or a YAML file (default: visor)")
+    parser.add_argument(
+        "--config", metavar="PATH", help="YAML of settings, as python -m rollout.evaluate has"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting: --set episode.window=3"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run_ask(arguments: argparse.Namespace) -> int:
+    from rollout.ask import ask
+    from rollout.build import AgentConfig
+    from visor.config import load_config
+
+    given = {
+        "corpus": arguments.corpus,
+        "model": arguments.model,
+        "checkpoint": arguments.checkpoint,
+        "index": arguments.index,
+        "taec": arguments.taec,
+        "temperature": arguments.temperature,
+        "episode.prompts": arguments.prompts,
+    }
+    overrides = [f"--{key}={value}" for key, value in given.items() if value is not None]
+    config = load_config(AgentConfig, arguments.config, overrides + [f"--{pair}" for pair in arguments.set])
+    trajectory = ask(config, arguments.question, arguments.seed)
+    return EXIT_FAILED if trajectory.answer is None else EXIT_OK
+
+
+# ---------------------------------------------------------------- report, compare, replay
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="RUN", help="folder of an evaluation or a GRPO run")
+    parser.add_argument("-o", "--output", metavar="FILE", help="(default: RUN/report.html)")
+    parser.add_argument("--corpus", metavar="CORPUS", help="for the pictures (default: the run's own)")
+    parser.add_argument("--limit", type=int, default=12, help="trajectories shown (default: 12)")
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    from rollout.report import write_report
+
+    print(write_report(arguments.folder, arguments.output, arguments.corpus, arguments.limit))
+    return EXIT_OK
+
+
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more run folders")
+    parser.add_argument("--format", choices=["text", "markdown", "json"], default="text")
+    parser.add_argument("--resamples", type=int, default=10_000, help="of the bootstrap (default: 10000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    from rollout.compare import compare_runs, render
+
+    comparison = compare_runs(arguments.runs, arguments.resamples, arguments.seed)
+    print(render(comparison, arguments.format))
+    return EXIT_OK
+
+
+def replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="RUN")
+    parser.add_argument("--corpus", metavar="CORPUS", help="(default: the run's own)")
+    parser.add_argument("--index", metavar="PATH", help="(default: the run's own)")
+    parser.add_argument(
+        "--recorded-retrieval",
+        action="store_true",
+        help="take the ranked pages from the record, not an index",
+    )
+
+
+def run_replay(arguments: argparse.Namespace) -> int:
+    """Exit code 1 when anything differs."""
+    from rollout.replay import replay_run
+
+    count, differences = replay_run(
+        arguments.folder, arguments.corpus, arguments.index, arguments.recorded_retrieval
+    )
+    for difference in differences:
+        print(difference)
+    differing = len({difference.trajectory for difference in differences})
+    print(f"{count} trajectories replayed, {differing} differ", file=sys.stderr)
+    return EXIT_FAILED if differences else EXIT_OK
+
+
+# ---------------------------------------------------------------- inspect-row
+
+
+def inspect_row_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trajectories", metavar="RUN", help="run folder or trajectories file")
+    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="whose tokenizer makes the row")
+    parser.add_argument("--corpus", required=True, metavar="CORPUS", help="for the sizes of the images")
+    parser.add_argument("--question", metavar="ID", help="(default: the first)")
+    parser.add_argument(
+        "--sample", type=int, metavar="INDEX", help="sample of the question (default: the first)"
+    )
+    parser.add_argument(
+        "--turn", type=int, metavar="N", help="row of turn N, from 1 (default: one row over the trajectory)"
+    )
+
+
+def run_inspect_row(arguments: argparse.Namespace) -> int:
+    from rollout.inspect_row import inspect_row
+
+    print(
+        inspect_row(
+            arguments.trajectories,
+            arguments.checkpoint,
+            arguments.corpus,
+            arguments.question,
+            arguments.sample,
+            arguments.turn,
+        )
+    )
+    return EXIT_OK
