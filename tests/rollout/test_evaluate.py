@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from rollout import evaluate as module
 from rollout.evaluate import EvaluateConfig, evaluate, main
 from rollout.manifest import MixedRunError, read_manifest
 from rollout.recorder import read_lines
+from visor.config import load_config
 
 
 @pytest.fixture
@@ -145,3 +147,43 @@ def test_the_command_line(config, world, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([*arguments, "--temprature", "0"])
     assert "temperature" in capsys.readouterr().err
+
+
+def test_a_script_and_a_shipped_config_run_the_whole_command(world, tmp_path, capsys):
+    """`script:FILE` and the TAEC file, whose bare `on` YAML reads as true."""
+    script = tmp_path / "script.jsonl"
+    lines = [
+        {
+            "question": f"colour of {word} ?",
+            "replies": [
+                f"<think>find</think><search>{word}</search>",
+                f"<think>the answer is {word} . verify it</think><search>colour of {word} ?</search>",
+                f"<think>confirmed</think><answer>{word}</answer>",
+            ],
+        }
+        for word in ("apple", "banana", "cherry", "damson")
+    ]
+    script.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shipped = Path(__file__).parents[2] / "configs" / "eval" / "taec.yaml"
+    arguments = [
+        *("--config", str(shipped), "--model", f"script:{script}", "--corpus", str(world.corpus)),
+        *("--benchmark", world.questions, "--output", str(tmp_path / "run"), "--episode.prompts", "tiny"),
+    ]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"accuracy +0\.750", printed)
+    assert re.search(r"n +4", printed)
+    manifest = read_manifest(tmp_path / "run")
+    assert manifest.model["kind"] == "script"
+    assert manifest.taec["operators"] == "AM"
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["mean_searches"] == 2.0
+
+
+def test_the_shipped_visor_config_is_the_default_written_out():
+    config = load_config(
+        EvaluateConfig,
+        Path(__file__).parents[2] / "configs" / "eval" / "visor.yaml",
+        ["--corpus", "c", "--benchmark", "questions:q", "--output", "o"],
+    )
+    assert config == EvaluateConfig(corpus="c", benchmark="questions:q", output="o")
