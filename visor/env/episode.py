@@ -52,7 +52,7 @@ class Episode:
     `store` is the corpus, or a function page id → (width, height) of the stored page in pixels.
     `evidence_policy=None` is the plain agent: the first candidate not yet shown, every thought in full.
     An action the environment refuses (a crop after a crop, anything but an answer at the end) is recorded
-    as `Invalid`, with the refused reply as its raw text; so every `Search` of the record was carried out.
+    as `Invalid`, with the refused reply as its raw text; so every `Search` of the record was sent.
     """
 
     def __init__(

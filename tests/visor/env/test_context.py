@@ -116,7 +116,7 @@ def test_without_intent_injection_observations_name_neither():
 
 
 def test_without_evidence_space_nothing_of_it_is_left():
-    episode = make_episode(evidence_space=False, max_turns=4)
+    episode = make_episode(evidence_space=False, window=None, max_turns=5)
     play(episode, [search(), crop("page one: 3 ships"), search("crop: 4 ships")])
     everything = texts(m for m in episode.context()[2:] if m.role == "user")
     for absent in (HEADER, "page one: 3 ships", VISOR.crop_evaluation, VISOR.crop_correction):
