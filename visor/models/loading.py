@@ -7,10 +7,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from visor.models.base import ImageSource, PolicyClient
 from visor.models.rendering import ChatRenderer
+from visor.types import ImageRef
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MODEL_PARTS = ("vision_tower", "projector", "language_model")
 """Parts that can be frozen, under the names of VISOR's table 5."""
@@ -174,6 +178,10 @@ def parse_model_spec(spec: str) -> ModelSpec:
     return ModelSpec("openai", match[1], match[2])
 
 
+def _no_images(ref: ImageRef) -> Image:
+    raise ValueError(f"this client was made without an image source, so {ref.page_id} cannot be shown to it")
+
+
 def make_client(
     spec: str | ModelSpec,
     *,
@@ -186,7 +194,7 @@ def make_client(
     batch_size: int = 64,
     engine_args: dict[str, Any] | None = None,
 ) -> PolicyClient:
-    """The policy client a spec names. All kinds but `script` need `images`, which gives the pictures.
+    """The policy client a spec names. `images` gives the pictures; without it only text can be asked.
 
     `dtype`, `device`, `attn_implementation` and `batch_size` are of `hf`; `engine_args` are vLLM's own engine
     arguments. `max_context` (tokens, prompt and reply) and `max_images` bound a request.
@@ -196,7 +204,7 @@ def make_client(
         from visor.models.scripted import ScriptedClient
 
         return ScriptedClient.from_file(spec.target)
-    assert images is not None, f"a client of kind {spec.kind} needs an image source"
+    images = images or _no_images
     if spec.kind == "openai":
         from visor.models.openai import OpenAIClient
 

@@ -9,7 +9,9 @@ FACTOR = 28
 MAX_RATIO = 200
 
 
-def smart_resize(width: int, height: int, *, min_pixels: int, max_pixels: int, factor: int = FACTOR) -> tuple[int, int]:
+def smart_resize(
+    width: int, height: int, *, min_pixels: int, max_pixels: int, factor: int = FACTOR
+) -> tuple[int, int]:
     """Return the (width, height) shown to the model: multiples of `factor`, area within the bounds.
 
     Same rounding as the `smart_resize` of Transformers' Qwen2-VL image processor (tested against it).
