@@ -128,7 +128,7 @@ class GrpoTrainer:
         return {
             "step": step,
             **_reward_metrics(results),
-            **_update_metrics(report),
+            **_update_metrics(report, self.update.reference is not None),
             **_row_metrics(rows),
             "learning_rate": rate,
             "seconds": {**watch.seconds, "total": round(sum(watch.seconds.values()), 4)},
@@ -235,14 +235,14 @@ def _reward_metrics(results: Sequence[ResultRow]) -> dict:
     return {"reward": figures["mean_reward"], **{name: figures[name] for name in STEP_SHARES}}
 
 
-def _update_metrics(report: UpdateReport) -> dict:
+def _update_metrics(report: UpdateReport, has_reference: bool) -> dict:
     """Means over the step's updates, and over their trained tokens."""
     stats = report.stats
     gap_mean = report.gap_sum / report.gap_tokens if report.gap_tokens else None
     metrics = {
         "loss": _mean(report.loss),
         "grad_norm": _mean(report.grad_norm),
-        "kl": stats.mean(stats.kl),
+        "kl": stats.mean(stats.kl) if has_reference else None,
         "entropy": stats.mean(stats.entropy),
         "clip_ratio": stats.mean(stats.clipped),
         "logprob_gap_mean": gap_mean,
