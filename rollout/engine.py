@@ -62,25 +62,38 @@ class RolloutEngine:
 
     async def arun(self, jobs: Sequence[EpisodeJob], on_done: OnDone | None = None) -> list[Trajectory]:
         """`run` for a caller with an event loop."""
+        done: dict[int, Trajectory] = {}
+
+        def keep(position: int, trajectory: Trajectory) -> None:
+            if on_done:
+                on_done(jobs[position], trajectory)
+            done[position] = trajectory
+
+        await self._run_all(jobs, keep)
+        return [done[position] for position in range(len(jobs))]
+
+    def run_each(self, jobs: Sequence[EpisodeJob], on_done: OnDone) -> None:
+        """`run` that keeps no trajectory: for an evaluation too large for the memory."""
+        asyncio.run(self._run_all(jobs, lambda position, trajectory: on_done(jobs[position], trajectory)))
+
+    async def _run_all(self, jobs: Sequence[EpisodeJob], finish: Callable[[int, Trajectory], None]) -> None:
         slots = asyncio.Semaphore(self.max_concurrency)
 
-        async def one(job: EpisodeJob) -> Trajectory:
+        async def one(position: int, job: EpisodeJob) -> None:
             async with slots:
                 trajectory = await self.system.solve(
                     job.question, seed=job.seed, sample_index=job.sample_index
                 )
                 trajectory.reward = await self.score(trajectory, job.question)
-            if on_done:
-                on_done(job, trajectory)
-            return trajectory
+            finish(position, trajectory)
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(job)) for job in jobs]
+                for position, job in enumerate(jobs):
+                    group.create_task(one(position, job))
         except BaseExceptionGroup as failures:
             # The tasks are cancelled by now; the caller gets the plain exception, not a group of one.
             raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
 
     async def score(self, trajectory: Trajectory, question: Question) -> RewardBreakdown:
         """Score one trajectory; a scorer that raises leaves it unscored, with the reason."""

@@ -57,6 +57,8 @@ class EvaluateConfig(AgentConfig):
     """Retriever fingerprint that the run must have; another one stops it before it starts."""
     sync_every: int = Field(1, ge=1)
     """Rows between two fsyncs."""
+    prompt_ids: bool = False
+    """Write the prompt's token ids of each call into trajectories.jsonl; they follow from its messages."""
 
 
 def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metrics:
@@ -72,7 +74,8 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
     for note in open_run(config.output, manifest, config.allow_mixed):
         print(f"mixed run: {note}", file=sys.stderr)
     engine = RolloutEngine(agent.system, judge, max_concurrency=config.max_concurrency)
-    folder = RunFolder(config.output, {q.question_id: q for q in questions}, config.sync_every)
+    by_id = {question.question_id: question for question in questions}
+    folder = RunFolder(config.output, by_id, config.sync_every, config.prompt_ids)
     try:
         folder.resume(engine, config.retry_failed)
         jobs = folder.missing(
@@ -86,7 +89,7 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
             folder.add(job, trajectory)
             progress.update(folder.rows[job.question.question_id, job.sample_index])
 
-        engine.run(jobs, on_done)
+        engine.run_each(jobs, on_done)
         progress.close()
     finally:
         folder.close()

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 PAGE_SIDE = 640
 CROP_SIDE = 480
+SHOWN_SIDE = 420
+"""Longest side on the screen, CSS pixels; the thumbnails are larger, for screens of high density."""
 QUALITY = 72
 
 
@@ -23,6 +25,8 @@ class Picture:
     """`data:image/jpeg;base64,…`."""
     source_size: tuple[int, int]
     """(width, height) of the stored page; boxes refer to it."""
+    shown_width: int
+    """Width on the screen, CSS pixels."""
 
 
 class Pictures:
@@ -50,14 +54,13 @@ class Pictures:
             self.missing.add(page_id)
             return None
         size = image.size
-        if box:
-            image = image.crop(box)
-        return Picture(_data_uri(image, CROP_SIDE if box else PAGE_SIDE), size)
+        image = (image.crop(box) if box else image).convert("RGB")
+        image.thumbnail((CROP_SIDE, CROP_SIDE) if box else (PAGE_SIDE, PAGE_SIDE))
+        shown_width = max(1, round(image.width * min(1.0, SHOWN_SIDE / max(image.size))))
+        return Picture(_data_uri(image), size, shown_width)
 
 
-def _data_uri(image: Image, side: int) -> str:
-    image = image.convert("RGB")
-    image.thumbnail((side, side))
+def _data_uri(image: Image) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=QUALITY, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

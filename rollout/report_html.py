@@ -186,7 +186,7 @@ def _figure(caption: str, picture: Picture | None, gold: bool, box: Box | None =
     overlay = _overlay(box, picture.source_size) if box else ""
     return (
         f'<figure><div class="frame{" gold" if gold else ""}">'
-        f'<img src="{picture.uri}" alt="{escape(caption)}">{overlay}</div>'
+        f'<img src="{picture.uri}" alt="{escape(caption)}" width="{picture.shown_width}">{overlay}</div>'
         f"<figcaption>{label}</figcaption></figure>"
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from rollout.engine import EpisodeJob, RolloutEngine
 from rollout.manifest import write_json
 from rollout.metrics import Metrics, summarise
-from rollout.recorder import Key, Recorder, read_lines, rewrite
+from rollout.recorder import Key, Recorder, read_lines, rewrite, sample_key
 from rollout.results import ResultRow, result_row
 from visor.types import Question, Trajectory
 
@@ -25,12 +26,22 @@ class RunFolder:
     so that the two agree whatever a kill left behind.
     """
 
-    def __init__(self, path: str | Path, questions: Mapping[str, Question], sync_every: int = 1) -> None:
-        """`questions` by id; a stored row of another question is an error, raised by `resume`."""
+    def __init__(
+        self,
+        path: str | Path,
+        questions: Mapping[str, Question],
+        sync_every: int = 1,
+        prompt_ids: bool = False,
+    ) -> None:
+        """`questions` by id; a stored row of another question is an error, raised by `resume`.
+
+        `prompt_ids`: write the prompt's token ids of each call, which follow from its messages.
+        """
         self.path = Path(path)
         self.questions = questions
         self.rows: dict[Key, ResultRow] = {}
         self._sync_every = sync_every
+        self._prompt_ids = prompt_ids
         self._trajectories: Recorder | None = None
         self._results: Recorder | None = None
 
@@ -43,24 +54,32 @@ class RunFolder:
         path = self.path / TRAJECTORIES_NAME
         with Recorder(path):
             pass  # cuts a torn last line off
-        kept, changed = [], False
+        judged: dict[Key, dict[str, Any]] = {}
+        dropped = 0
         for record in read_lines(path):
             trajectory = Trajectory.model_validate(record)
-            row = result_row(trajectory, self._question(trajectory))
+            question = self._question(trajectory)
+            row = result_row(trajectory, question)
             if retry_failed and row.error:
-                changed = True
+                dropped += 1
                 continue
             if retry_failed and _lacks_verdict(row):
-                trajectory.reward = asyncio.run(engine.score(trajectory, self._question(trajectory)))
-                row, changed = result_row(trajectory, self._question(trajectory)), True
-                record = trajectory.model_dump(mode="json")
-            self.rows[row.question_id, row.sample_index] = row
-            kept.append(record)
-        if changed:
-            rewrite(path, kept)
+                trajectory.reward = asyncio.run(engine.score(trajectory, question))
+                row = result_row(trajectory, question)
+                judged[sample_key(record)] = trajectory.reward.model_dump(mode="json")
+            self.rows[sample_key(record)] = row
+        if dropped or judged:
+            rewrite(path, self._kept_records(path, judged))
         rewrite(self.path / RESULTS_NAME, (row.model_dump(mode="json") for row in self.rows.values()))
         self._trajectories = Recorder(path, sync_every=self._sync_every)
         self._results = Recorder(self.path / RESULTS_NAME, sync_every=self._sync_every)
+
+    def _kept_records(self, path: Path, judged: Mapping[Key, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The stored trajectories that have a row, with their new rewards; read one at a time."""
+        for record in read_lines(path):
+            key = sample_key(record)
+            if key in self.rows:
+                yield record | ({"reward": judged[key]} if key in judged else {})
 
     def missing(self, jobs: Iterable[EpisodeJob]) -> list[EpisodeJob]:
         """The jobs that have no row yet."""
@@ -71,7 +90,7 @@ class RunFolder:
         assert self._trajectories is not None, "resume() opens the folder"
         assert self._results is not None
         row = result_row(trajectory, job.question)
-        self._trajectories.append(trajectory)
+        self._trajectories.append(trajectory if self._prompt_ids else _without_prompt_ids(trajectory))
         self._results.append(row)
         self.rows[row.question_id, row.sample_index] = row
 
@@ -94,6 +113,14 @@ class RunFolder:
                 "not in the question set; take another output folder"
             )
         return self.questions[trajectory.question_id]
+
+
+def _without_prompt_ids(trajectory: Trajectory) -> Trajectory:
+    turns = [
+        turn.model_copy(update={"completion": turn.completion.model_copy(update={"prompt_token_ids": None})})
+        for turn in trajectory.turns
+    ]
+    return trajectory.model_copy(update={"turns": turns})
 
 
 def _lacks_verdict(row: ResultRow) -> bool:

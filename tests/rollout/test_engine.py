@@ -49,6 +49,15 @@ def test_trajectories_come_scored_and_in_job_order_though_they_end_in_another():
     assert [t.reward.verdict for t in done] == [True, False]
 
 
+def test_run_each_hands_out_every_trajectory_once():
+    seen = []
+    jobs = [EpisodeJob(question(name)) for name in "abc"]
+    RolloutEngine(System({"a": 9}), RuleJudge()).run_each(
+        jobs, lambda job, t: seen.append((job.question.question_id, t.question_id, t.reward.verdict))
+    )
+    assert seen == [("b", "b", True), ("c", "c", True), ("a", "a", True)]
+
+
 def test_max_concurrency_bounds_what_runs_at_once():
     system = System()
     jobs = [EpisodeJob(question(str(i)), sample_index=i) for i in range(9)]

@@ -10,6 +10,7 @@ from rollout.evaluate import EvaluateConfig, evaluate, main
 from rollout.manifest import MixedRunError, read_manifest
 from rollout.recorder import read_lines
 from visor.config import load_config
+from visor.types import Completion
 
 
 @pytest.fixture
@@ -121,6 +122,21 @@ def test_another_run_is_refused_by_name_unless_allowed(config, client, capsys):
     assert "mixed run: sampling.temperature" in capsys.readouterr().err
     with pytest.raises(ValueError, match="not empty"):
         evaluate(config.model_copy(update={"resume": False}), client)
+
+
+def test_prompt_ids_are_written_when_asked_for(config, client, tmp_path):
+    words, reply = client.reply, Completion(text="", prompt_token_ids=[1, 2], token_ids=[3])
+
+    async def complete(request):
+        return reply.model_copy(update={"text": words(request)})
+
+    client.complete = complete
+    for wanted, stored in ((False, None), (True, [1, 2])):
+        output = str(tmp_path / str(wanted))
+        evaluate(config.model_copy(update={"prompt_ids": wanted, "output": output}), client)
+        record = next(read_lines(Path(output, "trajectories.jsonl")))
+        completion = record["turns"][0]["completion"]
+        assert (completion["prompt_token_ids"], completion["token_ids"]) == (stored, [3])
 
 
 def test_a_run_with_another_retriever_does_not_start(config, client):
