@@ -50,7 +50,7 @@ class SlideExpert:
         self.question = question
         self.slides = slides
         self.extra_searches = extra_searches
-        self.wanted = wanted_topics(question)
+        self.wanted, self.subject = parse_question(question)
         self.found: dict[str, int] = {}
 
     async def complete(self, request: Request) -> Completion:
@@ -62,7 +62,8 @@ class SlideExpert:
             )
         slide = self.slides[images[-1].page_id]
         was_complete = len(self.found) == len(self.wanted)
-        self.found |= {topic: value for topic, value in slide.facts if topic in self.wanted}
+        if slide.name == self.subject:
+            self.found |= {topic: value for topic, value in slide.facts if topic in self.wanted}
         thought = [describe(slide), *(["confirmed ."] if was_complete else []), *self._so_far()]
         if len(self.found) < len(self.wanted):
             missing = next(topic for topic in self.wanted if topic not in self.found)
@@ -91,10 +92,10 @@ class SlideExpert:
         return Completion(text=f"<think> {thought}</think>{action}", model=self.name)
 
 
-def wanted_topics(question: Question) -> list[str]:
-    """Topics of "profit of amber fox" or "more profit or tax of amber fox"."""
-    topics, _, _ = question.text.partition(" of ")
-    return topics.removeprefix("more ").split(" or ")
+def parse_question(question: Question) -> tuple[list[str], str]:
+    """(topics, company) of "profit of amber fox" or "more profit or tax of amber fox"."""
+    topics, _, subject = question.text.partition(" of ")
+    return topics.removeprefix("more ").split(" or "), subject
 
 
 def expert_trajectories(
@@ -141,9 +142,8 @@ def main() -> None:
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     with arguments.output.open("w") as file:
         file.writelines(trajectory.model_dump_json() + "\n" for trajectory in trajectories)
-    print(
-        f"{len(trajectories)} trajectories, {sum(len(t.turns) for t in trajectories)} turns → {arguments.output}"
-    )
+    turns = sum(len(trajectory.turns) for trajectory in trajectories)
+    print(f"{len(trajectories)} trajectories, {turns} turns → {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -111,7 +111,6 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--count", type=int, default=6400, help="copy: number of lists")
     parser.add_argument("--split", type=Path, help="read: folder with slides.jsonl and questions.jsonl")
-    )
     parser.add_argument("--repeats", type=int, default=6, help="read: how often each page is described")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -36,7 +36,13 @@ FACTS_PER_PAGE = 3
 SIDE_POINTS = 168
 """Side of the square page in PDF points (336 px at 144 dpi, shown to the tiny policy at 112 px)."""
 BAR_COLORS = ("#1f3a5f", "#5f1f3a", "#1f5f3a", "#4a3a6a", "#6a4a1f", "#333333")
-SPLITS = {"train": 160, "validation": 40, "test": 60}
+QUESTION_FILES = {
+    "questions.jsonl": ("single", "multi"),
+    "single_hop.jsonl": ("single",),
+    "multi_hop.jsonl": ("multi",),
+}
+"""Files of a split and the kinds of question they hold, all in one random order."""
+SPLITS = {"train": 240, "validation": 40, "test": 60}
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class World:
 def make_world(
     seed: int = 0,
     decks: dict[str, int] | None = None,
-    see_also_share: float = 0.3,
+    see_also_share: float = 0.2,
     multi_hop_per_deck: int = 6,
 ) -> World:
     """Draw a world. `decks` gives the number of decks a split; `see_also_share` the share of pages with
@@ -218,17 +224,19 @@ def _digit_picture(value: int):
 
 
 def write_world(world: World, out: Path) -> None:
-    """Write `out/<split>/documents/*.pdf`, `out/<split>/questions.jsonl` and `out/<split>/slides.jsonl`
-    (the truth behind each page, which only the scripted expert and the page-reading data may read)."""
+    """Write `out/<split>/documents/*.pdf`, the QUESTION_FILES, and `out/<split>/slides.jsonl`: the truth
+    behind each page, which only the scripted expert and the page-reading lessons may read."""
     for split, decks in world.decks.items():
         folder = out / split
         for stale in (folder / "documents").glob("*.pdf"):
             stale.unlink()
         for deck in decks:
             write_deck(deck, folder / "documents" / deck.doc_id)
-        (folder / "questions.jsonl").write_text(
-            "".join(question.model_dump_json() + "\n" for question in world.questions[split])
-        )
+        questions = list(world.questions[split])
+        random.Random(f"order-{world.seed}-{split}").shuffle(questions)
+        for name, hops in QUESTION_FILES.items():
+            chosen = [question for question in questions if question.tags["hop"] in hops]
+            (folder / name).write_text("".join(question.model_dump_json() + "\n" for question in chosen))
         (folder / "slides.jsonl").write_text(
             "".join(
                 json.dumps({"page_id": s.page_id, "name": s.name, "facts": s.facts, "see_also": s.see_also})
@@ -254,7 +262,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     for split, count in SPLITS.items():
         parser.add_argument(f"--{split}", type=int, default=count, help=f"decks in {split} (default {count})")
-    parser.add_argument("--see-also-share", type=float, default=0.3)
+    parser.add_argument("--see-also-share", type=float, default=0.2)
     arguments = parser.parse_args()
     world = make_world(
         arguments.seed, {s: getattr(arguments, s) for s in SPLITS}, see_also_share=arguments.see_also_share

@@ -1,0 +1,215 @@
+"""`make demo`: the main job from nothing to a table, on the built-in slide world and two CPU cores.
+
+Every stage is one or more of the project's own commands, printed before it runs, so that each can be copied.
+A finished stage leaves a mark; run again after an interruption, the demo goes on after the last mark. A mark
+holds only for the same commands, the same configuration files and the same code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.fingerprints import code_fingerprint
+from scripts.demo_summary import write_summary
+
+ROOT = Path(__file__).parents[1]
+DEMO = Path("runs/demo")
+SPLITS = ("train", "validation", "test")
+EVALUATED = {"base": "base", "sft": "sft", "grpo": "grpo", "grpo_taec": "grpo"}
+"""Row of the table → folder of the policy."""
+TEMPERATURES = {"sampled": "1.0", "greedy": "0.0"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    group: str
+    """Key under `seconds` of the summary."""
+    commands: tuple[str, ...]
+    outputs: tuple[str, ...]
+    """Files and folders under `runs/demo`, removed before the stage starts anew."""
+    parallel: int = 1
+    """Commands that run at the same time."""
+
+
+def stages() -> list[Stage]:
+    launch = (
+        "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    )
+    expert = (
+        f"python -m data.slide_expert --questions questions:{DEMO}/world/train/questions.jsonl"
+        f" --slides {DEMO}/world/train/slides.jsonl --corpus {DEMO}/corpus/train"
+        f" -o {DEMO}/expert/trajectories.jsonl",
+        f"python -m sft.filter {DEMO}/expert/trajectories.jsonl"
+        f" --questions questions:{DEMO}/world/train/questions.jsonl -o {DEMO}/expert/filtered.jsonl",
+    )
+    return [
+        Stage("world", "corpus", (f"python -m data.slide_world -o {DEMO}/world",), ("world",)),
+        Stage(
+            "ingest",
+            "corpus",
+            tuple(
+                command
+                for split in SPLITS
+                for command in (
+                    f"visor ingest {DEMO}/world/{split}/documents -o {DEMO}/corpus/{split}",
+                    f"visor index {DEMO}/corpus/{split} --retriever bm25",
+                )
+            ),
+            ("corpus",),
+        ),
+        Stage(
+            "policy",
+            "sft",
+            (
+                f"python -m data.slide_lessons vocabulary -o {DEMO}/lessons/vocabulary.txt",
+                f"python -m visor.models.tiny {DEMO}/lessons/vocabulary.txt -o {DEMO}/policy/random",
+            ),
+            ("lessons/vocabulary.txt", "policy/random"),
+        ),
+        Stage(
+            "lessons",
+            "sft",
+            (
+                f"python -m data.slide_lessons copy -o {DEMO}/lessons/copy.jsonl",
+                f"python -m data.slide_lessons read --split {DEMO}/world/train -o {DEMO}/lessons/read.jsonl",
+                *expert,
+            ),
+            ("lessons/copy.jsonl", "lessons/read.jsonl", "expert"),
+        ),
+        *(
+            Stage(name, "sft", (f"{launch} sft --config configs/demo/{name}.yaml",), (f"policy/{output}",))
+            for name, output in (("warmup_copy", "copy"), ("warmup_read", "base"), ("sft", "sft"))
+        ),
+        Stage("grpo", "grpo", ("python -m grpo.train --config configs/demo/grpo.yaml",), ("policy/grpo",)),
+        Stage(
+            "evaluate",
+            "evaluate",
+            tuple(
+                f"python -m rollout.evaluate --config configs/demo/evaluate.yaml"
+                f" --checkpoint {DEMO}/policy/{policy} --taec {'on' if 'taec' in row else 'off'}"
+                f" --temperature {temperature} --output {DEMO}/evaluate/{row}-{decoding}"
+                for row, policy in EVALUATED.items()
+                for decoding, temperature in TEMPERATURES.items()
+            ),
+            ("evaluate",),
+            parallel=2,
+        ),
+        Stage(
+            "report",
+            "report",
+            (
+                f"visor compare {DEMO}/evaluate/sft-sampled {DEMO}/evaluate/grpo-sampled",
+                f"python -m rollout.curves {DEMO}/policy/grpo/metrics.jsonl {DEMO}/curves.png",
+                f"visor report {DEMO}/evaluate/grpo-sampled --limit 6 -o {DEMO}/report.html",
+            ),
+            ("curves.png", "report.html"),
+        ),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m scripts.demo", description=__doc__.split("\n")[0])
+    parser.add_argument("--until", choices=[stage.name for stage in stages()], help="last stage to run")
+    until = parser.parse_args().until
+    os.chdir(ROOT)
+    seconds: dict[str, float] = defaultdict(float)
+    digest = code_fingerprint()
+    for stage in stages():
+        digest = stage_digest(stage, digest)
+        seconds[stage.group] += run_stage(stage, digest)
+        if stage.name == until:
+            return
+    write_summary(DEMO, dict(seconds), list(EVALUATED))
+
+
+def stage_digest(stage: Stage, before: str) -> str:
+    """Identity of a stage's result: its commands, their configuration files, and all that came before."""
+    digest = hashlib.sha256(before.encode())
+    for command in stage.commands:
+        digest.update(command.encode())
+        for word in shlex.split(command):
+            if word.startswith("configs/"):
+                digest.update(Path(word).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def run_stage(stage: Stage, digest: str) -> float:
+    """Run a stage unless its mark is there; returns the seconds that it took, then or now.
+
+    A stage that was interrupted is continued, not started anew: its commands resume by themselves, and the
+    time of the interrupted attempt counts up to its last sign of life.
+    """
+    mark = DEMO / "stages" / f"{stage.name}.json"
+    state = json.loads(mark.read_text()) if mark.exists() else {}
+    if state.get("digest") == digest and state["done"]:
+        print(f"[{stage.name}] done before in {state['seconds']:.0f} s", flush=True)
+        return state["seconds"]
+    if state.get("digest") != digest:
+        state = {"digest": digest, "done": False, "seconds": 0.0}
+        for output in stage.outputs:
+            remove(DEMO / output)
+    _write(mark, state)
+    started = time.monotonic() - state["seconds"]
+    waiting, running = list(stage.commands), []
+    while waiting or running:
+        while waiting and len(running) < stage.parallel:
+            command = waiting.pop(0)
+            print(f"[{stage.name}] $ {command}", flush=True)
+            running.append((command, subprocess.Popen(shlex.split(command), env=environment())))
+        time.sleep(0.05)
+        for command, process in list(running):
+            if process.poll() is None:
+                continue
+            running.remove((command, process))
+            if process.returncode:
+                for _, other in running:
+                    other.terminate()
+                sys.exit(f"[{stage.name}] failed with exit code {process.returncode}: {command}")
+        state["seconds"] = time.monotonic() - started
+        if int(state["seconds"]) % 5 == 0:
+            _write(mark, state)
+    _write(mark, {**state, "done": True, "seconds": time.monotonic() - started})
+    print(f"[{stage.name}] done in {time.monotonic() - started:.0f} s", flush=True)
+    return time.monotonic() - started
+
+
+def environment() -> dict[str, str]:
+    """The environment of a command: this Python's own commands first, nothing from a hub, and threads that
+    sleep while they wait, since two busy-waiting threads on two shared cores slow each other down."""
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _write(mark: Path, state: dict) -> None:
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    temporary = mark.with_suffix(".tmp")
+    temporary.write_text(json.dumps(state))
+    temporary.replace(mark)
+
+
+if __name__ == "__main__":
+    main()
