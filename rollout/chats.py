@@ -53,11 +53,14 @@ def read_chats(path: str | Path, budget: PixelBudget) -> list[Chat]:
     return [_chat(record, f"{path.name} row {i}", path.parent, budget) for i, record in enumerate(records, 1)]
 
 
-def chat_record(messages: Sequence[Message]) -> dict[str, Any]:
-    """The {messages, images} record of messages; sampled ids are not part of the format and are left out."""
+def chat_record(messages: Sequence[Message], train_last_only: bool = False) -> dict[str, Any]:
+    """The {messages, images} record of messages; sampled ids are not part of the format and are left out.
+
+    With `train_last_only` every assistant message but the last is marked `train: false`.
+    """
     images: list[Any] = []
-    out = []
-    for message in messages:
+    out: list[dict[str, Any]] = []
+    for index, message in enumerate(messages, 1):
         content = ""
         for part in message.content:
             if isinstance(part, ImagePart):
@@ -66,10 +69,12 @@ def chat_record(messages: Sequence[Message]) -> dict[str, Any]:
             else:
                 content += part.text
         out.append({"role": message.role, "content": content})
+        if train_last_only and message.role == "assistant" and index < len(messages):
+            out[-1]["train"] = False
     return {"messages": out, "images": images}
 
 
-def write_chats(path: str | Path, chats: Iterable[Sequence[Message]]) -> int:
+def write_chats(path: str | Path, chats: Iterable[Sequence[Message]], train_last_only: bool = False) -> int:
     """Write JSON lines of {messages, images}; returns the number of rows.
 
     ValueError for a text that itself holds `<image>`, which would read back as an image.
@@ -81,7 +86,7 @@ def write_chats(path: str | Path, chats: Iterable[Sequence[Message]]) -> int:
                 raise ValueError(
                     f"row {count + 1}: a text contains {PLACEHOLDER!r}, which stands for an image"
                 )
-            file.write(json.dumps(chat_record(messages), ensure_ascii=False) + "\n")
+            file.write(json.dumps(chat_record(messages, train_last_only), ensure_ascii=False) + "\n")
             count += 1
     return count
 

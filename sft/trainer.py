@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 from trl import SFTTrainer
 
 from sft.dataset import LazyRows
 from visor.models.base import ImageSource
+from visor.models.loading import load_model
 from visor.models.rendering import ChatRenderer
 from visor.models.tensors import collate, forward_logprobs
 
@@ -55,6 +57,15 @@ class VisorSFTTrainer(SFTTrainer):
             return -logprobs.sum() / inputs["loss_mask"].sum().clamp(min=1)
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         return -logprobs.sum() / torch.as_tensor(num_items_in_batch).clamp(min=1) * scale
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        # The checkpoint stores this model's weights under the names of its published files. Trainer compares
+        # them with the module's own names, warns that all are missing, and goes on from the initial weights.
+        model = self.model if model is None else model
+        if is_peft_model(model) or self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            model.load_state_dict(load_model(resume_from_checkpoint).state_dict())
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """The evaluation loss; there are no logits to return."""

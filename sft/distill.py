@@ -1,0 +1,91 @@
+r"""Distillation: a teacher answers training questions in the environment; its trajectories are recorded.
+
+    python -m sft.distill --model openai:NAME@URL --corpus CORPUS --questions questions:train.jsonl \
+        --output trajectories.jsonl
+
+The context is the plain append-only one, without window and evidence block (VISOR section 3.3), unless the
+episode settings say otherwise. The same command again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from data.questions import load_questions
+from rollout.build import AgentConfig, build_agent, make_judge
+from rollout.engine import EpisodeJob, RolloutEngine
+from rollout.recorder import Recorder
+from visor.config import parse_cli
+from visor.env.config import EpisodeConfig
+from visor.env.crop import ImageCutter
+from visor.models.base import PolicyClient
+from visor.types import Trajectory
+
+
+def append_context() -> EpisodeConfig:
+    """The paper's main setting with every turn kept and no evidence block."""
+    return EpisodeConfig(window=None, evidence_space=False)
+
+
+class DistillConfig(AgentConfig):
+    questions: str
+    """Training questions as reader:PATH."""
+    output: str
+    """JSON lines of trajectories; existing ones are kept and not asked again."""
+    episode: EpisodeConfig = Field(default_factory=append_context)
+    samples: int = Field(1, ge=1)
+    """Trajectories of each question."""
+    limit: int | None = Field(None, ge=1)
+    """Only the first so many questions."""
+    judge: str = "rule"
+    """rule, or the spec of a model that judges answers."""
+    seed: int = 0
+    max_concurrency: int = Field(16, ge=1)
+    """Episodes running at once."""
+
+
+def distill(config: DistillConfig, client: PolicyClient | None = None) -> tuple[int, int]:
+    """Record what is missing; returns (recorded, failed). `client` stands in for the configured model.
+
+    A trajectory that a fault of the environment or of the teacher's endpoint ended is not recorded: the next
+    run asks again.
+    """
+    agent = build_agent(config, client)
+    questions = load_questions(config.questions, agent.corpus)[: config.limit]
+    judge = make_judge(config.judge, ImageCutter(agent.corpus))
+    engine = RolloutEngine(agent.system, judge, max_concurrency=config.max_concurrency)
+    failed = 0
+    with Recorder(config.output) as recorder:
+        before = len(recorder.done)
+        jobs = [
+            EpisodeJob(question, config.seed, sample)
+            for question in questions
+            for sample in range(config.samples)
+            if (question.question_id, sample) not in recorder.done
+        ]
+
+        def on_done(job: EpisodeJob, trajectory: Trajectory) -> None:
+            nonlocal failed
+            if trajectory.error:
+                failed += 1
+                print(f"{job.question.question_id}: {trajectory.error.message}", file=sys.stderr)
+            else:
+                recorder.append(trajectory)
+
+        engine.run_each(jobs, on_done)
+        return len(recorder.done) - before, failed
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    config = parse_cli(
+        DistillConfig, argv, prog="sft.distill", description="Record a teacher's trajectories."
+    )
+    recorded, failed = distill(config)
+    print(f"{recorded} trajectories recorded, {failed} failed and left for another run")
+
+
+if __name__ == "__main__":
+    main()

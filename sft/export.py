@@ -1,0 +1,56 @@
+"""Trajectories → chat data, {messages, images} JSON lines, for other trainers; `sft.train` reads both.
+
+python -m sft.export --input trajectories.jsonl --output chats.jsonl
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+from rollout.chats import write_chats
+from rollout.recorder import read_lines
+from visor.config import Config, parse_cli
+from visor.types import Message, Trajectory, text_message
+
+
+def transcript(trajectory: Trajectory) -> list[Message]:
+    """The whole conversation: prompt, every reply and every observation but one after the last reply."""
+    messages = list(trajectory.prompt)
+    for turn in trajectory.turns:
+        messages.append(text_message("assistant", turn.completion.text))
+        if turn.observation is not None:
+            messages.append(turn.observation.message)
+    return messages if messages[-1].role == "assistant" else messages[:-1]
+
+
+def turn_transcripts(trajectory: Trajectory) -> Iterator[list[Message]]:
+    """One conversation a turn: its context, evidence block and window included, and its reply."""
+    for turn in trajectory.turns:
+        yield [*turn.context, text_message("assistant", turn.completion.text)]
+
+
+def export(trajectories: Iterable[Trajectory], output: str, context: Literal["append", "episode"]) -> int:
+    """Write chat data; returns the number of rows. With `episode` only the last reply of a row is trained."""
+    usable = (trajectory for trajectory in trajectories if trajectory.turns and not trajectory.error)
+    if context == "append":
+        return write_chats(output, (transcript(trajectory) for trajectory in usable))
+    rows = (messages for trajectory in usable for messages in turn_transcripts(trajectory))
+    return write_chats(output, rows, train_last_only=True)
+
+
+class ExportConfig(Config):
+    input: str
+    output: str
+    context: Literal["append", "episode"] = "append"
+    """append: one row a trajectory. episode: one row a turn, with the context of that turn."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    config = parse_cli(ExportConfig, argv, prog="sft.export", description="Trajectories to chat data.")
+    trajectories = (Trajectory.model_validate(line) for line in read_lines(config.input))
+    print(f"{export(trajectories, config.output, config.context)} rows written to {config.output}")
+
+
+if __name__ == "__main__":
+    main()

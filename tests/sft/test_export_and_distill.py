@@ -1,0 +1,76 @@
+import json
+
+import pytest
+from conftest import answer, search
+from training_world import EPISODE
+
+from rollout.chats import ChatImages, chat_row, read_chats
+from rollout.rows import trajectory_row, turn_rows
+from sft.distill import DistillConfig, distill
+from sft.export import export
+from visor.env.crop import ImageCutter
+from visor.models.loading import load_processor
+from visor.types import Completion
+
+BUDGET = (56 * 56, 56 * 56)
+
+
+@pytest.fixture(scope="module")
+def renderer(world):
+    return load_processor(world / "policy").renderer()
+
+
+def test_exported_chats_train_the_same_rows(play, renderer, tmp_path):
+    trajectory = play([search("brick"), search("apple number"), answer("1")])
+    images = ChatImages(ImageCutter(play.corpus))
+    assert export([trajectory], tmp_path / "append.jsonl", "append") == 1
+    (chat,) = read_chats(tmp_path / "append.jsonl", BUDGET)
+    ours, expected = chat_row(chat, renderer, images), trajectory_row(trajectory, renderer, images)
+    assert (ours.input_ids, ours.loss_mask, ours.images) == (
+        expected.input_ids, expected.loss_mask, expected.images,
+    )  # fmt: skip
+
+
+def test_exported_turns_train_the_last_reply_only(play, renderer, tmp_path):
+    trajectory = play([search("brick"), search("apple number"), answer("1")], window=1, evidence_space=True)
+    images = ChatImages(ImageCutter(play.corpus))
+    assert export([trajectory], tmp_path / "episode.jsonl", "episode") == 3
+    chats = read_chats(tmp_path / "episode.jsonl", BUDGET)
+    for chat, expected in zip(chats, turn_rows(trajectory, renderer, images), strict=True):
+        row = chat_row(chat, renderer, images)
+        assert (row.input_ids, row.loss_mask) == (expected.input_ids, expected.loss_mask)
+
+
+class Teacher:
+    name = "teacher"
+
+    def __init__(self):
+        self.contexts = []
+        self.broken = False
+
+    async def complete(self, request):
+        self.contexts.append(request.messages)
+        if self.broken:
+            raise ConnectionError("the endpoint is down")
+        replies = len([m for m in request.messages if m.role == "assistant"])
+        return Completion(text=search("apple number") if replies < 2 else answer("1"))
+
+
+def test_distillation_appends_resumes_and_keeps_no_fault(world, tmp_path):
+    config = DistillConfig(
+        model="script:unused", corpus=str(world / "corpus"), output=str(tmp_path / "out.jsonl"),
+        questions=f"questions:{world / 'questions.jsonl'}", limit=2,
+        episode={**EPISODE, "window": None, "evidence_space": False},
+    )  # fmt: skip
+    teacher = Teacher()
+    teacher.broken = True
+    assert distill(config, teacher) == (0, 2)
+    teacher = Teacher()
+    assert distill(config, teacher) == (2, 0)
+    assert distill(config.model_copy(update={"limit": 3}), teacher) == (1, 0)
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(r["question_id"] for r in records) == ["q1", "q2", "q3"]
+    # Append-only: system, question, then every reply and observation so far.
+    assert [len(context) for context in teacher.contexts[:6]].count(6) == 2
+    assert {r["reward"]["verdict"] for r in records} == {True, False}
+    assert DistillConfig(model="x", corpus="c", questions="q", output="o").episode.window is None
