@@ -32,6 +32,8 @@ class GrpoConfig(Config):
     """Index folder of that corpus; null = CORPUS/index/bm25."""
     questions: str
     """Training questions as `reader:PATH`, for example `questions:train.jsonl`; each needs gold pages."""
+    drop_questions_without_gold: bool = False
+    """Leave out questions without gold pages, which have no retrieval reward, instead of refusing them."""
     episode: EpisodeConfig = EpisodeConfig()
     judge: str = "rule"
     """rule, or the spec of a model that judges answers, as in evaluation."""

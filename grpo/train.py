@@ -60,7 +60,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         log_with=None if config.report_to == "none" else config.report_to,
         kwargs_handlers=_ddp_settings(),
     )
-    _refuse_sharded_weights(accelerator)
+    _prepare_launch(accelerator, config)
     if accelerator.is_main_process:
         write_run_config(config)
     processor = load_processor(config.model_name_or_path)
@@ -161,15 +161,19 @@ def row_builder(
 
 
 def load_training_questions(config: GrpoConfig, corpus: PageStore) -> list[Question]:
-    """The questions of a run; ValueError when there are none or one has no gold pages, hence no Δ."""
+    """The questions of a run. ValueError when none is left, or when one has no gold pages, hence no Δ, and
+    such questions are not to be dropped."""
     from data.questions import load_questions
 
     problems: list[str] = []
     questions = load_questions(config.questions, corpus, problems)
-    if not questions:
-        raise ValueError(f"{config.questions} holds no questions")
     without = [question.question_id for question in questions if not question.gold_page_ids]
-    if without:
+    if config.drop_questions_without_gold:
+        questions = [question for question in questions if question.gold_page_ids]
+        print(f"{len(without)} questions without gold pages left out, {len(questions)} kept", flush=True)
+    if not questions:
+        raise ValueError(f"{config.questions} holds no questions to train on")
+    if without and not config.drop_questions_without_gold:
         notes = f" (reported on reading: {'; '.join(problems[:3])})" if problems else ""
         raise ValueError(
             f"{len(without)} of {len(questions)} questions have no gold pages, so they have no retrieval "
@@ -266,13 +270,22 @@ def _ddp_settings() -> list:
     return [DistributedDataParallelKwargs(find_unused_parameters=True)]
 
 
-def _refuse_sharded_weights(accelerator) -> None:
-    """Rollouts read the whole policy in every process; a launch that shards it is refused."""
-    kind = str(accelerator.distributed_type)
-    if "DEEPSPEED" in kind or "FSDP" in kind or "MEGATRON" in kind:
+def _prepare_launch(accelerator, config: GrpoConfig) -> None:
+    """Hand DeepSpeed the run's settings. ValueError for a launch that shards the weights: rollouts read the
+    whole policy in every process."""
+    plugin = accelerator.state.deepspeed_plugin
+    kind = accelerator.distributed_type.value
+    if kind in ("FSDP", "MEGATRON_LM") or (plugin is not None and plugin.zero_stage > 2):
         raise ValueError(
-            f"grpo.train runs in one process or under data parallelism (MULTI_GPU, MULTI_CPU), not {kind}"
+            f"grpo.train needs the whole policy in every process, and {kind} shards it here; launch it with "
+            "data parallelism or with DeepSpeed ZeRO stage 1 or 2"
         )
+    if plugin is not None:
+        rows = config.per_device_train_batch_size
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = rows
+        plugin.deepspeed_config["gradient_accumulation_steps"] = 1  # the loop counts for itself
+        plugin.deepspeed_config["train_batch_size"] = rows * accelerator.num_processes
+        plugin.deepspeed_config["gradient_clipping"] = config.max_grad_norm
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather_object
 
 from grpo.arguments import GrpoConfig
 from grpo.batch import BuildRows, StepRows, rows_of_groups
@@ -31,6 +31,8 @@ from rollout.rows import TrainingRow
 from visor.models.transformers import TransformersClient
 from visor.types import Question, derive_seed
 
+DEEPSPEED_FOLDER = "deepspeed"
+"""Its own sharded optimizer state and master weights, below a checkpoint."""
 STEP_SHARES = (
     "accuracy",
     "completeness",
@@ -189,14 +191,30 @@ class GrpoTrainer:
     def save(self) -> None:
         """Write `checkpoint-<step>`: a loadable model folder and what is needed to go on from it."""
         self.accelerator.wait_for_everyone()
+        shards = self.output_dir / f".tmp-shards-{self.step_done}"
+        if self._is_deepspeed:
+            # Every process writes its share of the optimizer state, so this cannot be left to the first one.
+            self.model.save_checkpoint(str(shards), tag=DEEPSPEED_FOLDER)
+            self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            save_atomically(self.output_dir, self.step_done, self._write_checkpoint)
+
+            def write(folder: Path) -> None:
+                self._write_checkpoint(folder)
+                if self._is_deepspeed:
+                    os.rename(shards, folder / DEEPSPEED_FOLDER)
+
+            save_atomically(self.output_dir, self.step_done, write)
             drop_old(self.output_dir, self.config.save_total_limit)
         self.accelerator.wait_for_everyone()
 
+    @property
+    def _is_deepspeed(self) -> bool:
+        return self.accelerator.distributed_type == DistributedType.DEEPSPEED
+
     def _write_checkpoint(self, folder: Path) -> None:
         self._write_model(folder)
-        torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+        if not self._is_deepspeed:
+            torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
         torch.save(self.scheduler.state_dict(), folder / "scheduler.pt")
         torch.save(_random_state(), folder / "rng_state.pt")
         write_json(folder / "trainer_state.json", {"schema_version": 1, "step": self.step_done})
@@ -208,7 +226,10 @@ class GrpoTrainer:
     def load_state(self, checkpoint: Path) -> None:
         """Take optimizer, schedule, random state and step from a checkpoint; weights are loaded before."""
         load = {"map_location": "cpu", "weights_only": True}
-        self.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", **load))
+        if self._is_deepspeed:
+            self.model.load_checkpoint(str(checkpoint / DEEPSPEED_FOLDER), tag=DEEPSPEED_FOLDER)
+        else:
+            self.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", **load))
         self.scheduler.load_state_dict(torch.load(checkpoint / "scheduler.pt", **load))
         _restore_random_state(torch.load(checkpoint / "rng_state.pt", **load))
         self.step_done = json.loads((checkpoint / "trainer_state.json").read_text())["step"]

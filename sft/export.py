@@ -1,16 +1,17 @@
 """Trajectories → chat data, {messages, images} JSON lines, for other trainers; `sft.train` reads both.
 
-python -m sft.export --input trajectories.jsonl --output chats.jsonl
+python -m sft.export trajectories.jsonl -o chats.jsonl
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 from rollout.chats import write_chats
 from rollout.recorder import read_lines
-from visor.config import Config, parse_cli
 from visor.types import Message, Trajectory, text_message
 
 
@@ -30,7 +31,9 @@ def turn_transcripts(trajectory: Trajectory) -> Iterator[list[Message]]:
         yield [*turn.context, text_message("assistant", turn.completion.text)]
 
 
-def export(trajectories: Iterable[Trajectory], output: str, context: Literal["append", "episode"]) -> int:
+def export(
+    trajectories: Iterable[Trajectory], output: str | Path, context: Literal["append", "episode"]
+) -> int:
     """Write chat data; returns the number of rows. With `episode` only the last reply of a row is trained."""
     usable = (trajectory for trajectory in trajectories if trajectory.turns and not trajectory.error)
     if context == "append":
@@ -39,17 +42,20 @@ def export(trajectories: Iterable[Trajectory], output: str, context: Literal["ap
     return write_chats(output, rows, train_last_only=True)
 
 
-class ExportConfig(Config):
-    input: str
-    output: str
-    context: Literal["append", "episode"] = "append"
-    """append: one row a trajectory. episode: one row a turn, with the context of that turn."""
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    config = parse_cli(ExportConfig, argv, prog="sft.export", description="Trajectories to chat data.")
-    trajectories = (Trajectory.model_validate(line) for line in read_lines(config.input))
-    print(f"{export(trajectories, config.output, config.context)} rows written to {config.output}")
+    parser = argparse.ArgumentParser(prog="python -m sft.export", description="Trajectories to chat data.")
+    parser.add_argument("input", type=Path, help="JSON lines of trajectories")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument(
+        "--context",
+        choices=("append", "episode"),
+        default="append",
+        help="append: one row a trajectory; episode: one row a turn, with the context of that turn",
+    )
+    arguments = parser.parse_args(argv)
+    trajectories = (Trajectory.model_validate(line) for line in read_lines(arguments.input))
+    count = export(trajectories, arguments.output, arguments.context)
+    print(f"{count} rows written to {arguments.output}")
 
 
 if __name__ == "__main__":

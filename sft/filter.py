@@ -1,16 +1,23 @@
-"""Which distilled trajectories are good enough to learn from (VISOR appendix B, data filtering)."""
+"""Which distilled trajectories are good enough to learn from (VISOR appendix B, data filtering).
+
+python -m sft.filter trajectories.jsonl --questions questions:train.jsonl -o filtered.jsonl
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.questions import load_questions
+from rewards.combine import score
+from rewards.judge import Judge
 from rewards.retrieval import retrieval_outcome
+from rollout.build import make_judge
 from rollout.recorder import read_lines, rewrite
-from visor.config import Config, parse_cli
+from visor.config import Config
 from visor.types import Crop, Invalid, ObservationKind, Question, Search, Trajectory, Turn
 
 
@@ -126,21 +133,41 @@ def _is_defective(turn: Turn) -> bool:
     return isinstance(turn.action, Invalid) or not turn.format_ok
 
 
-class FilterConfig(Config):
-    input: str
-    """JSON lines of scored trajectories."""
-    output: str
-    questions: str
-    """Their questions as reader:PATH."""
-    settings: FilterSettings = FilterSettings()
+def score_missing(
+    trajectories: Iterable[Trajectory], questions: Mapping[str, Question], judge: Judge
+) -> None:
+    """Score the trajectories that have no reward yet."""
+    for trajectory in trajectories:
+        if trajectory.reward is None and trajectory.error is None:
+            trajectory.reward = score(trajectory, questions[trajectory.question_id], judge)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    config = parse_cli(FilterConfig, argv, prog="sft.filter", description="Filter distilled trajectories.")
-    questions = {question.question_id: question for question in load_questions(config.questions)}
-    trajectories = (Trajectory.model_validate(line) for line in read_lines(config.input))
-    kept, report = filter_trajectories(trajectories, questions, config.settings)
-    rewrite(Path(config.output), [trajectory.model_dump(mode="json") for trajectory in kept])
+    parser = argparse.ArgumentParser(
+        prog="python -m sft.filter", description="Filter distilled trajectories."
+    )
+    parser.add_argument("input", type=Path, help="JSON lines of trajectories")
+    parser.add_argument("--questions", required=True, help="their questions as reader:PATH")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument(
+        "--judge", default="rule", help="judge of trajectories without a reward (default rule)"
+    )
+    defaults = FilterSettings()
+    for name in ("max_retrievals", "max_extra_searches", "max_uninformative_searches"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
+    parser.add_argument("--keep_invalid_actions", action="store_true")
+    arguments = parser.parse_args(argv)
+    settings = FilterSettings(**{name: getattr(arguments, name) for name in FilterSettings.model_fields})
+    questions = {question.question_id: question for question in load_questions(arguments.questions)}
+    trajectories = [Trajectory.model_validate(line) for line in read_lines(arguments.input)]
+    unknown = sorted({t.question_id for t in trajectories} - questions.keys())
+    if unknown:
+        parser.error(
+            f"{arguments.questions} lacks the questions of {len(unknown)} trajectories: {unknown[:3]}"
+        )
+    score_missing(trajectories, questions, make_judge(arguments.judge))
+    kept, report = filter_trajectories(trajectories, questions, settings)
+    rewrite(arguments.output, [trajectory.model_dump(mode="json") for trajectory in kept])
     print(report)
 
 

@@ -248,6 +248,13 @@ def test_questions_without_gold_pages_are_refused(world, tmp_path):
     path.write_text(Question(question_id="bare", text="x", gold_answers=["1"]).model_dump_json() + "\n")
     with pytest.raises(ValueError, match=r"no gold pages.*bare"):
         trainer_for(world, tmp_path / "run", questions=f"questions:{path}")
+    with pytest.raises(ValueError, match="no questions to train on"):
+        trainer_for(world, tmp_path / "run", questions=f"questions:{path}", drop_questions_without_gold=True)
+    path.write_text(path.read_text() + (world / "questions.jsonl").read_text())
+    kept = trainer_for(
+        world, tmp_path / "run", questions=f"questions:{path}", drop_questions_without_gold=True
+    )
+    assert [question.question_id for question in kept.questions] == ["q1", "q2", "q3", "q4"]
 
 
 def test_another_configuration_in_the_same_folder_is_refused(world, tmp_path):

@@ -99,3 +99,11 @@ def read_metrics(output_dir: Path) -> list[dict]:
     """The metrics lines without what depends on the clock."""
     lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def search(query: str, think: str = " page") -> str:
+    return f"<think>{think}</think><search> {query}</search>"
+
+
+def answer(text: str, think: str = " page") -> str:
+    return f"<think>{think}</think><answer> {text}</answer>"

@@ -9,8 +9,6 @@ from training_world import EPISODE, write_world
 
 from visor.env.config import EpisodeConfig
 
-THINK = "<think> page</think>"
-
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory) -> Path:
@@ -61,11 +59,3 @@ def play(world):
     run.questions = {question.question_id: question for question in questions}
     run.corpus = corpus
     return run
-
-
-def search(query: str, think: str = " page") -> str:
-    return f"<think>{think}</think><search> {query}</search>"
-
-
-def answer(text: str, think: str = " page") -> str:
-    return f"<think>{think}</think><answer> {text}</answer>"

@@ -1,8 +1,7 @@
 import asyncio
 
 import pytest
-from conftest import answer, search
-from training_world import EPISODE
+from training_world import EPISODE, answer, search
 
 from rewards.judge import RuleJudge
 from rollout.recorder import Recorder

@@ -2,8 +2,8 @@ import json
 import logging
 
 import pytest
-from conftest import answer, search
 from PIL import Image
+from training_world import answer, search
 
 from rollout.chats import ChatImages
 from rollout.rows import trajectory_row, turn_rows

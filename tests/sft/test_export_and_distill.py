@@ -1,8 +1,7 @@
 import json
 
 import pytest
-from conftest import answer, search
-from training_world import EPISODE
+from training_world import EPISODE, answer, search
 
 from rollout.chats import ChatImages, chat_row, read_chats
 from rollout.rows import trajectory_row, turn_rows

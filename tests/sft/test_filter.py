@@ -1,7 +1,8 @@
 import pytest
-from conftest import answer, search
+from training_world import answer, search
 
-from sft.filter import FilterSettings, defects, filter_trajectories
+from rollout.recorder import read_lines
+from sft.filter import FilterSettings, defects, filter_trajectories, main
 
 GOOD = [search("apple number"), answer("1")]
 
@@ -88,3 +89,16 @@ def test_an_unjudged_answer_is_its_own_reason(play):
     trajectory = play(GOOD)
     trajectory.reward.verdict = None
     assert defects(trajectory, ["deck#page=1"], FilterSettings()) == ["answer not judged"]
+
+
+def test_the_command_scores_what_has_no_reward(play, world, tmp_path, capsys):
+    records = [play(GOOD), play([search("apple number"), answer("2")], sample_index=1)]
+    for record in records:
+        record.reward = None
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(record.model_dump_json() + "\n" for record in records))
+    questions = f"questions:{world / 'questions.jsonl'}"
+    main([str(path), "--questions", questions, "-o", str(tmp_path / "kept.jsonl")])
+    assert "1 of 2 trajectories kept" in capsys.readouterr().out
+    (kept,) = read_lines(tmp_path / "kept.jsonl")
+    assert (kept["sample_index"], kept["reward"]["verdict"]) == (0, True)

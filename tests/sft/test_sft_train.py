@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import answer, search
 from safetensors.torch import load_file
+from training_world import answer, search
 
 from sft.arguments import SftConfig
 from sft.train import build_trainer, train
