@@ -17,14 +17,14 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 
 from grpo.arguments import GrpoConfig
-from grpo.batch import BuildRows, StepRows, rows_of_groups
+from grpo.batch import BuildRows, rows_of_groups
 from grpo.checkpoint import drop_old, save_atomically
 from grpo.schedule import step_items
-from grpo.update import PolicyUpdate, UpdateReport
+from grpo.step_metrics import reward_metrics, row_metrics, summary, update_metrics
+from grpo.update import PolicyUpdate
 from rollout.engine import RolloutEngine
 from rollout.group import Group, sample_groups
 from rollout.manifest import write_json
-from rollout.metrics import headline
 from rollout.recorder import read_lines, rewrite
 from rollout.results import ResultRow, result_row
 from rollout.rows import TrainingRow
@@ -33,16 +33,6 @@ from visor.types import Question, derive_seed
 
 DEEPSPEED_FOLDER = "deepspeed"
 """Its own sharded optimizer state and master weights, below a checkpoint."""
-STEP_SHARES = (
-    "accuracy",
-    "completeness",
-    "no_verification_share",
-    "verification_share",
-    "over_search_share",
-    "invalid_action_rate",
-    "finish_rate",
-    "mean_searches",
-)
 
 
 @dataclass
@@ -129,9 +119,9 @@ class GrpoTrainer:
         watch.lap("update")
         return {
             "step": step,
-            **_reward_metrics(results),
-            **_update_metrics(report, self.update.reference is not None),
-            **_row_metrics(rows),
+            **reward_metrics(results),
+            **update_metrics(report, self.update.reference is not None),
+            **row_metrics(rows),
             "learning_rate": rate,
             "seconds": {**watch.seconds, "total": round(sum(watch.seconds.values()), 4)},
         }
@@ -140,7 +130,11 @@ class GrpoTrainer:
         """The groups of this process's share of the step's questions."""
         config, accelerator = self.config, self.accelerator
         questions = step_items(self.questions, step, config.questions_per_step, config.seed)
-        share = questions[accelerator.process_index :: accelerator.num_processes]
+        # A question drawn twice goes to one process, which numbers its samples on instead of repeating them.
+        owner: dict[str, int] = {}
+        for position, question in enumerate(questions):
+            owner.setdefault(question.question_id, position % accelerator.num_processes)
+        share = [q for q in questions if owner[q.question_id] == accelerator.process_index]
         self.client.policy_version = step - 1
         return sample_groups(self.engine, share, config.num_generations, config.seed, step)
 
@@ -174,7 +168,7 @@ class GrpoTrainer:
         if self.config.report_to != "none":
             flat = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
             self.accelerator.log(flat, step=metrics["step"])
-        self.accelerator.print(_summary(metrics, self.config.max_steps), flush=True)
+        self.accelerator.print(summary(metrics, self.config.max_steps), flush=True)
 
     def _forget_steps_after(self, step: int) -> None:
         """Drop what a killed run wrote after the checkpoint it is resumed from."""
@@ -246,61 +240,3 @@ def _restore_random_state(state: dict) -> None:
     torch.set_rng_state(state["cpu"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-# ---------------------------------------------------------------- metrics
-
-
-def _reward_metrics(results: Sequence[ResultRow]) -> dict:
-    figures = headline(results)
-    return {"reward": figures["mean_reward"], **{name: figures[name] for name in STEP_SHARES}}
-
-
-def _update_metrics(report: UpdateReport, has_reference: bool) -> dict:
-    """Means over the step's updates, and over their trained tokens."""
-    stats = report.stats
-    gap_mean = report.gap_sum / report.gap_tokens if report.gap_tokens else None
-    metrics = {
-        "loss": _mean(report.loss),
-        "grad_norm": _mean(report.grad_norm),
-        "kl": stats.mean(stats.kl) if has_reference else None,
-        "entropy": stats.mean(stats.entropy),
-        "clip_ratio": stats.mean(stats.clipped),
-        "logprob_gap_mean": gap_mean,
-        "logprob_gap_max": report.gap_max if report.gap_tokens else None,
-        "trained_tokens": int(stats.tokens),
-    }
-    if report.auxiliary_loss:
-        metrics["auxiliary_loss"] = _mean(report.auxiliary_loss)
-    return metrics
-
-
-def _row_metrics(rows: StepRows) -> dict:
-    local = [
-        {
-            "groups_dropped": rows.groups_dropped,
-            "unscored": rows.unscored,
-            "rowless": rows.rowless,
-            "rows": len(rows.rows),
-            "turns_cut": sum(item.row.turns_cut for item in rows.rows),
-        }
-    ]
-    everyone = gather_object(local)
-    return {name: sum(part[name] for part in everyone) for name in local[0]}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def _summary(metrics: dict, max_steps: int) -> str:
-    def shown(name: str, digits: int = 2) -> str:
-        value = metrics[name]
-        return "–" if value is None else f"{value:.{digits}f}"
-
-    return (
-        f"step {metrics['step']}/{max_steps}  reward {shown('reward')}  accuracy {shown('accuracy')}  "
-        f"complete {shown('completeness')}  Δ=1 {shown('verification_share')}  "
-        f"finish {shown('finish_rate')}  kl {shown('kl', 4)}  entropy {shown('entropy')}  "
-        f"{metrics['seconds']['total']:.1f} s"
-    )

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from training_world import grpo_settings, read_metrics, spread_reward
 
 from grpo.arguments import GrpoConfig
-from grpo.train import build_trainer
+from grpo.build import build_trainer
 from visor.types import Question, RewardBreakdown, Trajectory
 
 
@@ -78,7 +78,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from training_world import grpo_settings, spread_reward
 from grpo.arguments import GrpoConfig
-from grpo.train import build_trainer
+from grpo.build import build_trainer
 world, out = Path(sys.argv[2]), Path(sys.argv[3])
 trainer = build_trainer(GrpoConfig(**grpo_settings(world, out, max_steps=4, save_steps=2)))
 trainer.engine.scorer = spread_reward

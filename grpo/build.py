@@ -1,0 +1,242 @@
+"""Configuration → trainer: the policy, its reference, the environment and the update, put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from transformers import get_scheduler
+
+from data.corpus import Corpus
+from data.questions import load_questions
+from grpo.arguments import GrpoConfig
+from grpo.resume import find_checkpoint, write_run_config
+from grpo.trainer import GrpoTrainer
+from grpo.update import PolicyUpdate
+from rollout.build import make_judge
+from rollout.chats import ChatImages, chat_row, read_chats
+from rollout.engine import RolloutEngine
+from rollout.rows import RowTooLong, TrainingRow, trajectory_row, turn_rows
+from visor.env.crop import ImageCutter
+from visor.env.prompts import load_prompts
+from visor.models.base import ImageSource, PolicyClient, Sampling
+from visor.models.loading import load_model, load_processor
+from visor.models.lora import add_lora
+from visor.models.rendering import ChatRenderer
+from visor.models.tensors import collate, to_device
+from visor.models.transformers import TransformersClient
+from visor.retrieval.index import default_index_path, open_index
+from visor.systems.visor import VisorSystem
+from visor.types import PageStore, Question, Trajectory
+
+
+def build_trainer(config: GrpoConfig) -> GrpoTrainer:
+    """Everything of a run, resumed where its folder says so. ValueError for what cannot be trained."""
+    checkpoint = find_checkpoint(config)
+    corpus = Corpus.open(config.corpus)
+    questions = load_training_questions(config, corpus)
+    accelerator = _accelerator(config)
+    if accelerator.is_main_process:
+        write_run_config(config)
+    processor = load_processor(config.model_name_or_path)
+    renderer = processor.renderer()
+    images = ChatImages(ImageCutter(corpus))
+    auxiliary = _auxiliary_rows(config, renderer, images)
+    policy = _policy(config, checkpoint)
+    client = _client(config, policy, renderer, images)
+    optimizer = _optimizer(config, policy)
+    scheduler = get_scheduler(
+        config.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=config.warmup,
+        num_training_steps=config.max_steps,
+    )
+    model, optimizer = accelerator.prepare(policy, optimizer)
+    trainer = GrpoTrainer(
+        config,
+        accelerator=accelerator,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        update=_update(config, accelerator, model, optimizer, renderer, images),
+        engine=_engine(config, corpus, client, images),
+        client=client,
+        questions=questions,
+        build_rows=row_builder(config, renderer, images),
+        processor=processor,
+        auxiliary_rows=auxiliary,
+    )
+    if checkpoint:
+        trainer.load_state(checkpoint)
+    return trainer
+
+
+def load_training_questions(config: GrpoConfig, corpus: PageStore) -> list[Question]:
+    """The questions of a run. ValueError when none is left, or when one has no gold pages, hence no Δ, and
+    such questions are not to be dropped."""
+    problems: list[str] = []
+    questions = load_questions(config.questions, corpus, problems)
+    without = [question.question_id for question in questions if not question.gold_page_ids]
+    if config.drop_questions_without_gold:
+        questions = [question for question in questions if question.gold_page_ids]
+        print(f"{len(without)} questions without gold pages left out, {len(questions)} kept", flush=True)
+    if not questions:
+        raise ValueError(f"{config.questions} holds no questions to train on")
+    if without and not config.drop_questions_without_gold:
+        notes = f" (reported on reading: {'; '.join(problems[:3])})" if problems else ""
+        raise ValueError(
+            f"{len(without)} of {len(questions)} questions have no gold pages, so they have no retrieval "
+            f"reward: {', '.join(without[:5])}; remove them from {config.questions}, or set "
+            f"drop_questions_without_gold{notes}"
+        )
+    return questions
+
+
+def row_builder(
+    config: GrpoConfig, renderer: ChatRenderer, images: ImageSource
+) -> Callable[[Trajectory], list[TrainingRow]]:
+    """The rows of a trajectory under the credit mode; those over `max_length` are left out."""
+
+    def whole(trajectory: Trajectory) -> list[TrainingRow]:
+        if not trajectory.turns:
+            return []
+        try:
+            return [trajectory_row(trajectory, renderer, images, config.max_length)]
+        except RowTooLong:
+            return []
+
+    def turns(trajectory: Trajectory) -> list[TrainingRow]:
+        rows = turn_rows(trajectory, renderer, images)
+        return [row for row in rows if len(row.input_ids) <= config.max_length]
+
+    return whole if config.credit == "trajectory" else turns
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _accelerator(config: GrpoConfig) -> Accelerator:
+    """ValueError for a launch that shards the weights: rollouts read the whole policy in every process."""
+    accelerator = Accelerator(
+        mixed_precision="bf16" if config.bf16 else None,
+        log_with=None if config.report_to == "none" else config.report_to,
+        # A micro-batch without pictures leaves the vision tower without gradients.
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+    )
+    plugin = accelerator.state.deepspeed_plugin
+    kind = accelerator.distributed_type.value
+    if kind in ("FSDP", "MEGATRON_LM") or (plugin is not None and plugin.zero_stage > 2):
+        raise ValueError(
+            f"grpo.train needs the whole policy in every process, and {kind} shards it here; launch it with "
+            "data parallelism or with DeepSpeed ZeRO stage 1 or 2"
+        )
+    if plugin is not None:
+        rows = config.per_device_train_batch_size
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = rows
+        plugin.deepspeed_config["gradient_accumulation_steps"] = 1  # the loop counts for itself
+        plugin.deepspeed_config["gradient_clipping"] = config.max_grad_norm
+    if config.report_to != "none":
+        accelerator.init_trackers("grpo", config=json.loads(config.model_dump_json()))
+    return accelerator
+
+
+def _policy(config: GrpoConfig, checkpoint: Path | None):
+    """The policy to train: of the checkpoint, or the one training starts from."""
+    model = load_model(
+        checkpoint or config.model_name_or_path,
+        dtype=config.dtype,
+        attn_implementation=config.attn_implementation,
+        freeze=config.freeze,
+    )
+    if config.use_peft and not hasattr(model, "peft_config"):
+        model = add_lora(
+            model, rank=config.lora_r, alpha=config.lora_alpha, dropout=config.lora_dropout, seed=config.seed
+        )
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    return model
+
+
+def _reference(config: GrpoConfig, device: torch.device):
+    """The frozen policy of the KL term, or None. Always the one training starts from, a LoRA adapter
+    included; on resume it is not the checkpoint."""
+    if not config.beta:
+        return None
+    reference = load_model(
+        config.model_name_or_path,
+        dtype=config.dtype,
+        device=str(device),
+        attn_implementation=config.attn_implementation,
+    )
+    return reference.requires_grad_(False)
+
+
+def _optimizer(config: GrpoConfig, model) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def _update(
+    config: GrpoConfig,
+    accelerator: Accelerator,
+    model,
+    optimizer,
+    renderer: ChatRenderer,
+    images: ImageSource,
+) -> PolicyUpdate:
+    return PolicyUpdate(
+        accelerator,
+        model,
+        optimizer,
+        lambda rows: to_device(collate(rows, renderer, images), accelerator.device),
+        config.loss,
+        reference=_reference(config, accelerator.device),
+        micro_batch_size=config.per_device_train_batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        num_iterations=config.num_iterations,
+        max_grad_norm=config.max_grad_norm,
+        exact_context=config.credit == "turn",
+        max_logprob_gap=config.max_logprob_gap,
+        auxiliary_weight=config.auxiliary.weight if config.auxiliary else 0.0,
+        pad_id=renderer.pad_id,
+    )
+
+
+def _client(config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSource) -> TransformersClient:
+    """Samples from the very weights that are trained."""
+    prompt = config.max_prompt_length
+    return TransformersClient(
+        model,
+        renderer,
+        images,
+        max_context=None if prompt is None else prompt + config.max_completion_length,
+        batch_size=config.rollout_batch_size,
+        name=Path(config.model_name_or_path).name,
+    )
+
+
+def _engine(
+    config: GrpoConfig, corpus: PageStore, client: PolicyClient, images: ImageSource
+) -> RolloutEngine:
+    sampling = Sampling(config.temperature, config.top_p, config.max_completion_length)
+    retriever = open_index(config.index or default_index_path(config.corpus), corpus)
+    prompts = load_prompts(config.episode.prompts)
+    system = VisorSystem(client, retriever, corpus, config.episode, prompts, sampling)
+    return RolloutEngine(system, make_judge(config.judge, images), max_concurrency=config.max_concurrency)
+
+
+def _auxiliary_rows(config: GrpoConfig, renderer: ChatRenderer, images: ImageSource) -> list[TrainingRow]:
+    if config.auxiliary is None:
+        return []
+    budget = (config.episode.page_min_pixels, config.episode.page_max_pixels)
+    chats = read_chats(config.auxiliary.path, budget)
+    return [chat_row(chat, renderer, images, config.max_length) for chat in chats]

@@ -1,0 +1,82 @@
+"""A step's line of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from accelerate.utils import gather_object
+
+from grpo.batch import StepRows
+from grpo.update import UpdateReport
+from rollout.metrics import headline
+from rollout.results import ResultRow
+
+SHARES = (
+    "accuracy",
+    "completeness",
+    "no_verification_share",
+    "verification_share",
+    "over_search_share",
+    "invalid_action_rate",
+    "finish_rate",
+    "mean_searches",
+)
+"""Taken from the evaluation's metrics, over all trajectories of the step."""
+
+
+def reward_metrics(results: Sequence[ResultRow]) -> dict:
+    """Mean reward over the scored trajectories, and the shares; None where there is nothing to divide by."""
+    figures = headline(results)
+    return {"reward": figures["mean_reward"], **{name: figures[name] for name in SHARES}}
+
+
+def update_metrics(report: UpdateReport, has_reference: bool) -> dict:
+    """Loss and gradient norm: means over the step's updates. kl (None without a reference), entropy (nats)
+    and clip_ratio: means over the trained tokens of all updates. logprob_gap: |log p under the training row −
+    log p at sampling| over the tokens of the first iteration."""
+    stats = report.stats
+    metrics = {
+        "loss": _mean(report.loss),
+        "grad_norm": _mean(report.grad_norm),
+        "kl": stats.mean(stats.kl) if has_reference else None,
+        "entropy": stats.mean(stats.entropy),
+        "clip_ratio": stats.mean(stats.clipped),
+        "logprob_gap_mean": report.gap_sum / report.gap_tokens if report.gap_tokens else None,
+        "logprob_gap_max": report.gap_max if report.gap_tokens else None,
+        "trained_tokens": int(stats.tokens),
+    }
+    if report.auxiliary_loss:
+        metrics["auxiliary_loss"] = _mean(report.auxiliary_loss)
+    return metrics
+
+
+def row_metrics(rows: StepRows) -> dict:
+    """Counts over all processes; see `StepRows`. turns_cut: replies left out of rows over `max_length`."""
+    local = {
+        "groups_dropped": rows.groups_dropped,
+        "unscored": rows.unscored,
+        "rowless": rows.rowless,
+        "rows": len(rows.rows),
+        "turns_cut": sum(item.row.turns_cut for item in rows.rows),
+    }
+    everyone = gather_object([local])
+    return {name: sum(part[name] for part in everyone) for name in local}
+
+
+def summary(metrics: dict, max_steps: int) -> str:
+    """One line for the terminal."""
+
+    def shown(name: str, digits: int = 2) -> str:
+        value = metrics[name]
+        return "–" if value is None else f"{value:.{digits}f}"
+
+    return (
+        f"step {metrics['step']}/{max_steps}  reward {shown('reward')}  accuracy {shown('accuracy')}  "
+        f"complete {shown('completeness')}  Δ=1 {shown('verification_share')}  "
+        f"finish {shown('finish_rate')}  kl {shown('kl', 4)}  entropy {shown('entropy')}  "
+        f"{metrics['seconds']['total']:.1f} s"
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
