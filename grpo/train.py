@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from grpo.arguments import GrpoConfig
@@ -11,19 +12,23 @@ DESCRIPTION = "Train a policy with GRPO in the retrieval environment."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the command line and train."""
-    train(parse_cli(GrpoConfig, argv, prog="grpo.train", description=DESCRIPTION))
+    """Read the command line and train; the final model, loadable on its own, is in `output_dir`.
 
-
-def train(config: GrpoConfig) -> None:
-    """Run the training; the final model, loadable on its own, is in `output_dir`."""
+    Settings that cannot be trained end the command with a sentence and status 2.
+    """
+    config = parse_cli(GrpoConfig, argv, prog="grpo.train", description=DESCRIPTION)
     import torch
 
     from grpo.build import build_trainer
 
     if config.torch_threads:
         torch.set_num_threads(config.torch_threads)
-    build_trainer(config).train()
+    try:
+        trainer = build_trainer(config)
+    except ValueError as error:
+        print(f"grpo.train: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    trainer.train()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from rewards.combine import ascore
 from rewards.judge import Judge
 from rollout.build import make_judge
 from rollout.recorder import Recorder, read_lines
+from sft.command import explained
 from sft.distill import append_context
 from visor.config import Config, parse_cli
 from visor.env.actions import parse_response
@@ -230,12 +231,12 @@ class AugmentConfig(Config):
     max_concurrency: int = Field(16, ge=1)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    config = parse_cli(AugmentConfig, argv, prog="sft.augment", description="Augment filtered trajectories.")
+def augment_file(config: AugmentConfig, teacher: PolicyClient | None = None) -> AugmentReport:
+    """Augment the trajectories of a file; `teacher` stands in for the configured model."""
     corpus = Corpus.open(config.corpus)
     images = ImageCutter(corpus)
     augmenter = Augmenter(
-        make_client(config.model, images=images),
+        teacher or make_client(config.model, images=images),
         corpus,
         config.episode,
         load_prompts(config.episode.prompts),
@@ -245,13 +246,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     questions = {question.question_id: question for question in load_questions(config.questions, corpus)}
     trajectories = [Trajectory.model_validate(line) for line in read_lines(config.input)]
+    judge = make_judge(config.judge, images)
     with Recorder(config.output) as recorder:
-        judge = make_judge(config.judge, images)
-        print(
-            asyncio.run(
-                augment_all(augmenter, trajectories, questions, judge, recorder, config.max_concurrency)
-            )
+        return asyncio.run(
+            augment_all(augmenter, trajectories, questions, judge, recorder, config.max_concurrency)
         )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    config = parse_cli(AugmentConfig, argv, prog="sft.augment", description="Augment filtered trajectories.")
+    with explained("sft.augment"):
+        print(augment_file(config))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from data.questions import load_questions
 from rollout.build import AgentConfig, build_agent, make_judge
 from rollout.engine import EpisodeJob, RolloutEngine
 from rollout.recorder import Recorder
+from sft.command import explained
 from visor.config import parse_cli
 from visor.env.config import EpisodeConfig
 from visor.env.crop import ImageCutter
@@ -83,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse_cli(
         DistillConfig, argv, prog="sft.distill", description="Record a teacher's trajectories."
     )
-    recorded, failed = distill(config)
+    with explained("sft.distill"):
+        recorded, failed = distill(config)
     print(f"{recorded} trajectories recorded, {failed} failed and left for another run")
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from rollout.chats import write_chats
 from rollout.recorder import read_lines
+from sft.command import explained
 from visor.types import Message, Trajectory, text_message
 
 
@@ -53,8 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="append: one row a trajectory; episode: one row a turn, with the context of that turn",
     )
     arguments = parser.parse_args(argv)
-    trajectories = (Trajectory.model_validate(line) for line in read_lines(arguments.input))
-    count = export(trajectories, arguments.output, arguments.context)
+    with explained("sft.export"):
+        trajectories = (Trajectory.model_validate(line) for line in read_lines(arguments.input))
+        count = export(trajectories, arguments.output, arguments.context)
     print(f"{count} rows written to {arguments.output}")
 
 

@@ -17,6 +17,7 @@ from rewards.judge import Judge
 from rewards.retrieval import retrieval_outcome
 from rollout.build import make_judge
 from rollout.recorder import read_lines, rewrite
+from sft.command import explained
 from visor.config import Config
 from visor.types import Crop, Invalid, ObservationKind, Question, Search, Trajectory, Turn
 
@@ -158,17 +159,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep_invalid_actions", action="store_true")
     arguments = parser.parse_args(argv)
     settings = FilterSettings(**{name: getattr(arguments, name) for name in FilterSettings.model_fields})
+    with explained("sft.filter"):
+        print(_filter_file(arguments, settings))
+
+
+def _filter_file(arguments: argparse.Namespace, settings: FilterSettings) -> FilterReport:
     questions = {question.question_id: question for question in load_questions(arguments.questions)}
     trajectories = [Trajectory.model_validate(line) for line in read_lines(arguments.input)]
     unknown = sorted({t.question_id for t in trajectories} - questions.keys())
     if unknown:
-        parser.error(
-            f"{arguments.questions} lacks the questions of {len(unknown)} trajectories: {unknown[:3]}"
-        )
+        raise ValueError(f"{arguments.questions} lacks questions of the trajectories, such as {unknown[:3]}")
     score_missing(trajectories, questions, make_judge(arguments.judge))
     kept, report = filter_trajectories(trajectories, questions, settings)
     rewrite(arguments.output, [trajectory.model_dump(mode="json") for trajectory in kept])
-    print(report)
+    return report
 
 
 if __name__ == "__main__":

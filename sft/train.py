@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from sft.arguments import SftConfig
+from sft.command import explained
 from visor.config import parse_cli
 
 DESCRIPTION = "Fine-tune a policy on trajectories or chat data with TRL's SFTTrainer."
@@ -13,16 +15,19 @@ DESCRIPTION = "Fine-tune a policy on trajectories or chat data with TRL's SFTTra
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
-    train(parse_cli(SftConfig, argv, prog="sft.train", description=DESCRIPTION))
+    config = parse_cli(SftConfig, argv, prog="sft.train", description=DESCRIPTION)
+    with explained("sft.train"):
+        trainer = build_trainer(config)
+    run(config, trainer)
 
 
 def train(config: SftConfig) -> None:
-    """Train and write the model, loadable on its own, into `output_dir`."""
-    import torch
+    """Build and run; the model, loadable on its own, is in `output_dir` afterwards."""
+    run(config, build_trainer(config))
 
-    if config.torch_threads:
-        torch.set_num_threads(config.torch_threads)
-    trainer = build_trainer(config)
+
+def run(config: SftConfig, trainer) -> None:
+    """Train, going on from a checkpoint where the settings say so, and write the model."""
     output_dir = Path(config.output_dir)
     counts = trainer.data_collator.rows.counts
     trainer.accelerator.print(f"{counts.rows} rows; left out: {dict(counts.left_out) or 'none'}", flush=True)
@@ -35,12 +40,16 @@ def train(config: SftConfig) -> None:
 
 
 def build_trainer(config: SftConfig):
-    """Model, rows and trainer of a run, ready to `train()`."""
+    """Model, rows and trainer of a run, ready to `train()`. ValueError for what cannot be trained."""
+    import torch
+
     from rollout.chats import ChatImages
     from sft.dataset import LazyRows
     from sft.trainer import RowCollator, VisorSFTTrainer, row_dataset
     from visor.models.loading import load_model, load_processor
 
+    if config.torch_threads:
+        torch.set_num_threads(config.torch_threads)
     processor = load_processor(config.model_name_or_path)
     renderer = processor.renderer()
     images = ChatImages(_page_images(config))
@@ -105,6 +114,7 @@ def trainer_arguments(config: SftConfig):
         length_column_name="length",
         remove_unused_columns=False,
         dataset_kwargs={"skip_prepare_dataset": True},
+        ddp_find_unused_parameters=True,  # rows without pictures leave a trained vision tower out
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=config.seed,
         logging_steps=config.logging_steps,
@@ -120,6 +130,8 @@ def _optimizer(config: SftConfig, model):
     """Muon where it is asked for; else None, and the Trainer makes AdamW from its arguments."""
     if config.optimizer == "adamw":
         return None
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise ValueError("optimizer: muon needs whole gradients, which DeepSpeed splits; use adamw with it")
     from sft.optimizer import MuonWithAdamW
 
     return MuonWithAdamW(

@@ -46,6 +46,12 @@ class VisorSFTTrainer(SFTTrainer):
     batch, the untrained ones included.
     """
 
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        # Qwen2.5-VL says that its own loss takes no token count, so Trainer would hand none to `compute_loss`
+        # and average the means of micro-batches and processes, whatever their numbers of tokens.
+        self.model_accepts_loss_kwargs = True
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Token mean of −log p over the trained tokens of the whole optimizer step.
 
@@ -57,6 +63,9 @@ class VisorSFTTrainer(SFTTrainer):
             return -logprobs.sum() / inputs["loss_mask"].sum().clamp(min=1)
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         return -logprobs.sum() / torch.as_tensor(num_items_in_batch).clamp(min=1) * scale
+
+    def create_model_card(self, *args, **kwargs) -> None:
+        """None is written: the run's settings are in `run_config.json`."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         # The checkpoint stores this model's weights under the names of its published files. Trainer compares

@@ -264,3 +264,19 @@ def test_another_configuration_in_the_same_folder_is_refused(world, tmp_path):
     with pytest.raises(ValueError, match="holds checkpoints"):
         trainer_for(world, tmp_path, max_steps=2, resume_from_checkpoint=False)
     assert trainer_for(world, tmp_path, max_steps=2).step_done == 1
+
+
+def test_the_command_says_what_is_wrong_and_trains(world, tmp_path, capsys):
+    import yaml
+
+    from grpo.train import main
+
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(grpo_settings(world, tmp_path / "run", max_steps=1)))
+    with pytest.raises(SystemExit) as stopped:
+        main(["--config", str(path), "--index", str(tmp_path / "nowhere")])
+    assert stopped.value.code == 2
+    assert "nowhere" in capsys.readouterr().err
+    main(["--config", str(path), "--credit", "turn"])
+    assert [m["step"] for m in read_metrics(tmp_path / "run")] == [1]
+    assert "step 1/1" in capsys.readouterr().out

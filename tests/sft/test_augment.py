@@ -5,7 +5,16 @@ from training_world import EPISODE, answer, search
 
 from rewards.judge import RuleJudge
 from rollout.recorder import Recorder
-from sft.augment import Augmenter, CannotAugment, augment_all, query_replaced, verification_reply
+from sft.augment import (
+    AugmentConfig,
+    Augmenter,
+    CannotAugment,
+    augment_all,
+    augment_file,
+    main,
+    query_replaced,
+    verification_reply,
+)
 from visor.env.config import EpisodeConfig
 from visor.env.prompts import load_prompts
 from visor.types import Completion, Search
@@ -135,3 +144,20 @@ def test_text_edits():
     assert verification_reply("<think>It is 4. </think>\n<answer>4</answer>", "Verify it.", "Q") == (
         "<think>It is 4. Verify it.</think>\n<search>Q</search>"
     )
+
+
+def test_a_file_is_augmented_and_a_missing_one_explained(play, world, tmp_path, capsys):
+    path = tmp_path / "in.jsonl"
+    path.write_text(play([search("apple number"), answer("1")]).model_dump_json() + "\n")
+    config = AugmentConfig(
+        input=str(path), output=str(tmp_path / "out.jsonl"),
+        questions=f"questions:{world / 'questions.jsonl'}", corpus=str(world / "corpus"),
+        model="script:unused", episode=CONFIG, statement=STATEMENT,
+    )  # fmt: skip
+    report = augment_file(config, Teacher())
+    assert (report.read, report.kept) == (1, 1)
+    arguments = ["--input", str(tmp_path / "none"), "--output", "o", "--questions", "questions:none"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*arguments, "--corpus", str(tmp_path), "--model", "script:none"])
+    assert stopped.value.code == 2
+    assert "not a corpus" in capsys.readouterr().err

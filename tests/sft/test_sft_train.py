@@ -30,12 +30,12 @@ def data(play, tmp_path_factory):
     return path
 
 
-def settings(world, data, output_dir, **overrides) -> SftConfig:
+def settings(world, data, output_dir, kind="trajectories", **overrides) -> SftConfig:
     return SftConfig(
         **{
             "model_name_or_path": str(world / "policy"),
             "output_dir": str(output_dir),
-            "data": [{"path": str(data)}],
+            "data": [{"path": str(data), "kind": kind}],
             "corpus": str(world / "corpus"),
             "per_device_train_batch_size": 2,
             "num_train_epochs": 1,
@@ -85,28 +85,31 @@ def test_resume_equals_an_unbroken_run(world, data, tmp_path, optimizer, stop):
     assert sum(p.numel() for p in resumed.model.parameters() if p.requires_grad) == count
 
 
-def test_step_loss_is_the_token_mean_over_accumulated_batches(world, data, tmp_path):
-    options = {"train_sampling_strategy": "sequential", "max_steps": 1, "warmup_steps": 0}
-    losses = {}
+def test_step_loss_is_the_token_mean_over_accumulated_batches(world, tmp_path):
+    """Replies of 2 and of 25 tokens: a mean of micro-batch means would weigh them alike."""
+    replies = [" apple", " brick 4" * 12, " cloud", " delta 7 1" * 8, " page", " apple 1"]
+    lines = [[{"role": "user", "content": "page"}, {"role": "assistant", "content": r}] for r in replies]
+    data = tmp_path / "chats.jsonl"
+    data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in lines))
+    logs = {}
     for size, accumulation in ((6, 1), (2, 3), (1, 6)):
         out = tmp_path / f"{size}"
-        train(
-            settings(
-                world,
-                data,
-                out,
-                per_device_train_batch_size=size,
-                gradient_accumulation_steps=accumulation,
-                **options,
-            )
-        )
-        ((_, losses[size], norm, _),) = logged(out)
-        assert norm > 0
-    trainer = build_trainer(settings(world, data, tmp_path / "by_hand"))
+        config = settings(
+            world, data, out, kind="messages", max_steps=1, warmup_steps=0,
+            per_device_train_batch_size=size, gradient_accumulation_steps=accumulation,
+            train_sampling_strategy="sequential",
+        )  # fmt: skip
+        train(config)
+        ((_, loss, norm, _),) = logged(out)
+        logs[size] = (loss, norm)
+    trainer = build_trainer(config)
     batch = trainer.data_collator([{"row": i} for i in range(6)])
-    logprobs = forward_logprobs(trainer.model, batch)
-    by_hand = (-logprobs.sum() / batch["loss_mask"].sum()).item()
-    assert losses == pytest.approx(dict.fromkeys(losses, by_hand), rel=1e-4)
+    loss = -forward_logprobs(trainer.model, batch).sum() / batch["loss_mask"].sum()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters() if p.grad is not None])
+    for logged_loss, logged_norm in logs.values():
+        assert logged_loss == pytest.approx(loss.item(), rel=1e-5)
+        assert logged_norm == pytest.approx(norm.item(), rel=1e-4)
 
 
 def test_it_learns_and_every_saved_folder_loads(world, data, tmp_path):
