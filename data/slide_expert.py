@@ -56,10 +56,10 @@ class SlideExpert:
     async def complete(self, request: Request) -> Completion:
         images = request.messages[-1].images
         if not images:
-            first = len(request.messages) == 2
-            return (
-                self._reply("search", search=True) if first else self._reply("not found", answer="not found")
-            )
+            if len(request.messages) == 2:
+                return self._reply("search", search=True)
+            known = len(self.found) == len(self.wanted)
+            return self._reply("no new page", answer=self._answer() if known else "not found")
         slide = self.slides[images[-1].page_id]
         was_complete = len(self.found) == len(self.wanted)
         if slide.name == self.subject:
@@ -76,9 +76,7 @@ class SlideExpert:
         return self._reply(" ".join(thought), answer=answer)
 
     def _so_far(self) -> list[str]:
-        """For a comparison: the values found so far."""
-        if len(self.wanted) == 1:
-            return []
+        """The values found so far, each after its topic."""
         return [f"{topic} {self.found[topic]} ." for topic in self.wanted if topic in self.found]
 
     def _answer(self) -> str:

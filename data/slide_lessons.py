@@ -1,12 +1,14 @@
 """Warm-up lessons of the tiny policy, written as chat data ({messages, images}, one JSON line each).
 
-A 7B policy arrives able to copy text and to read a page; a policy that starts from random weights is taught
-both before it is taught to be an agent. Neither lesson is part of VISOR, and neither shows an episode:
+A 7B policy arrives able to copy text, to look a fact up in a text and to read a page; a policy that starts
+from random weights is taught these before it is taught to be an agent. The lessons are no part of VISOR, and
+none shows an episode:
 
-- `copy` (text induction): repeat a random list of words. The circuit that copies forms suddenly, and only
-  when the text is dense in repeats.
-- `read` (page reading): describe a page of the training split. Mixed in are more lists to copy and the first
+- `text` (text induction): repeat a list of random words; look up topics in a list of facts and say which are
+  not there. The circuit that does both forms suddenly, and only on text dense in repeats.
+- `read` (page reading): describe a page of the training split. Mixed in are more lists of facts and the first
   turn of an episode, the question copied into a query, which holds no page.
+- `look` (page look-up): describe a page and look topics up on it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from visor.types import Question
 
 WORDS = (*FIRST_NAMES, *SECOND_NAMES, *TOPICS, *map(str, range(10)))
 COPY_LENGTHS = (8, 24)
+FACTS = (3, 8)
+ASKED = (2, 5)
+ABSENT_SHARE = 0.3
 PHRASES = (
     "the answer is not found . confirmed . verify it",
     "search",
@@ -74,11 +79,51 @@ def copy_lessons(count: int, seed: int = 0) -> Iterator[dict]:
         yield _chat(f"copy {words}", f" {words}")
 
 
+def lookup_lessons(count: int, seed: int = 0) -> Iterator[dict]:
+    """`count` lists of facts with topics to look up."""
+    rng = random.Random(f"lookup-{seed}")
+    for _ in range(count):
+        topics = rng.sample(TOPICS, rng.randint(*FACTS))
+        facts = {topic: rng.randrange(10) for topic in topics}
+        listed = " , ".join(f"{topic} {value}" for topic, value in facts.items())
+        asked, thought, answer = _looked_up(facts, rng)
+        yield _chat(
+            f"read {listed} . question : {asked}", f"<think> {thought}</think><answer> {answer}</answer>"
+        )
+
+
+def _looked_up(facts: dict[str, int], rng: random.Random) -> tuple[str, str, str]:
+    """Topics to ask for, a share of them absent; what to say of them, in the words of the expert; the last
+    one's value."""
+    present = list(facts)
+    absent = [topic for topic in TOPICS if topic not in facts]
+    count = rng.randint(*ASKED)
+    asked = [topic for topic in rng.sample(present, len(present)) if rng.random() > ABSENT_SHARE][:count]
+    asked += rng.sample(absent, count - len(asked))
+    rng.shuffle(asked)
+    said = [f"{topic} {facts[topic]} ." if topic in facts else f"{topic} not found ." for topic in asked]
+    answer = str(facts.get(asked[-1], "not found"))
+    return " ".join(asked), " ".join([*said, f"the answer is {answer} ."]), answer
+
+
 def read_lessons(slides: dict[str, Slide]) -> Iterator[dict]:
     """Each page once, with its description."""
-    budget = {key: SLIDE_EPISODE[f"page_{key}"] for key in ("min_pixels", "max_pixels")}
     for page_id, slide in slides.items():
-        yield _chat("<image>read", f" {describe(slide)}", images=[{"page_id": page_id, **budget}])
+        yield _chat("<image>read", f" {describe(slide)}", _shown(page_id))
+
+
+def look_lessons(slides: dict[str, Slide], seed: int = 0) -> Iterator[dict]:
+    """Each page once, with its description and topics to look up on it."""
+    rng = random.Random(f"look-{seed}")
+    for page_id, slide in slides.items():
+        asked, thought, answer = _looked_up(dict(slide.facts), rng)
+        reply = f"<think> {describe(slide)} {thought}</think><answer> {answer}</answer>"
+        yield _chat(f"<image>read . question : {asked}", reply, _shown(page_id))
+
+
+def _shown(page_id: str) -> list[dict]:
+    budget = {key: SLIDE_EPISODE[f"page_{key}"] for key in ("min_pixels", "max_pixels")}
+    return [{"page_id": page_id, **budget}]
 
 
 def first_turn_lessons(questions: list[Question]) -> Iterator[dict]:
@@ -107,27 +152,34 @@ def main() -> None:
         prog="python -m data.slide_lessons",
         description="Write the warm-up lessons and the text that trains the tokenizer.",
     )
-    parser.add_argument("lesson", choices=("vocabulary", "copy", "read"))
+    parser.add_argument("lesson", choices=("vocabulary", "text", "read", "look"))
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=6400, help="copy: number of lists")
-    parser.add_argument("--split", type=Path, help="read: folder with slides.jsonl and questions.jsonl")
-    parser.add_argument("--repeats", type=int, default=6, help="read: how often each page is described")
+    parser.add_argument("--count", type=int, default=9600, help="text: number of lessons")
+    parser.add_argument("--split", type=Path, help="read, look: folder with slides.jsonl and questions.jsonl")
+    parser.add_argument("--repeats", type=int, default=6, help="read, look: lessons a page")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.lesson == "vocabulary":
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text("".join(text.rstrip() + "\n" for text in vocabulary_texts()))
         return
-    if arguments.lesson == "copy":
-        write_lessons(arguments.output, list(copy_lessons(arguments.count, arguments.seed)))
+    rng = random.Random(f"order-{arguments.seed}")
+    if arguments.lesson == "text":
+        half = arguments.count // 2
+        lessons = [*copy_lessons(half, arguments.seed), *lookup_lessons(half, arguments.seed)]
+        rng.shuffle(lessons)
+        write_lessons(arguments.output, lessons)
         return
     if arguments.split is None:
-        parser.error("read needs --split, the folder with slides.jsonl and questions.jsonl")
-    pages = list(read_lessons(read_slides(arguments.split / "slides.jsonl"))) * arguments.repeats
-    questions = load_questions(f"questions:{arguments.split / 'questions.jsonl'}")
-    rng = random.Random(f"read-{arguments.seed}")
-    first = rng.choices(list(first_turn_lessons(questions)), k=len(pages) // 3)
-    lessons = [*pages, *first, *copy_lessons(len(pages) // 3, arguments.seed + 1)]
+        parser.error(f"{arguments.lesson} needs --split, the folder with slides.jsonl and questions.jsonl")
+    slides = read_slides(arguments.split / "slides.jsonl")
+    if arguments.lesson == "look":
+        lessons = [lesson for repeat in range(arguments.repeats) for lesson in look_lessons(slides, repeat)]
+    else:
+        pages = list(read_lessons(slides)) * arguments.repeats
+        questions = load_questions(f"questions:{arguments.split / 'questions.jsonl'}")
+        first = rng.choices(list(first_turn_lessons(questions)), k=len(pages) // 8)
+        lessons = [*pages, *first, *lookup_lessons(len(pages) // 8, arguments.seed + 1)]
     rng.shuffle(lessons)
     write_lessons(arguments.output, lessons)
 
