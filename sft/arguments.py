@@ -16,6 +16,8 @@ class DataSource(Config):
     kind: Literal["trajectories", "messages"] = "trajectories"
     weight: float = Field(1.0, gt=0)
     """How many times its rows appear in an epoch; 0.5 takes a random half of them."""
+    context: Literal["episode", "append"] | None = None
+    """Of its trajectories' rows; None = the run's `context`. The same file may be named twice, once for each."""
 
 
 class SftConfig(Config):

@@ -90,7 +90,7 @@ class LazyRows:
         self._entries: list[Entry] = []
         rng = random.Random(seed)
         for source in sources:
-            entries = list(self._read(source, context, budget))
+            entries = list(self._read(source, source.context or context, budget))
             if not entries:
                 raise ValueError(f"{source.path} gives no row to train on ({dict(self.counts.left_out)})")
             self._entries += _weighted(entries, source.weight, rng)

@@ -54,6 +54,14 @@ def test_append_rows_are_whole_trajectories(setting, trajectories):
     assert [rows[i].input_ids for i in range(2)] == [trajectory_row(t, *setting).input_ids for t in records]
 
 
+def test_a_source_may_have_its_own_context(setting, trajectories):
+    path, records = trajectories
+    rows = rows_of(setting, {"path": str(path), "context": "append"}, {"path": str(path)})
+    expected = [trajectory_row(t, *setting) for t in records]
+    expected += [row for t in records for row in turn_rows(t, *setting)]
+    assert [row.input_ids for row in rows] == [row.input_ids for row in expected]
+
+
 def test_bounds_hold_and_long_rows_are_left_out(setting, trajectories):
     path, records = trajectories
     rows = rows_of(setting, {"path": str(path)})
