@@ -66,7 +66,12 @@ def _run_ingest(arguments: argparse.Namespace) -> int:
     from data.corpus import ingest
 
     def progress(done: int, total: int, doc_id: str) -> None:
-        print(f"{done}/{total} {doc_id}", file=sys.stderr)
+        """Rewrite one line on a terminal; about ten lines in all in a log."""
+        if sys.stderr.isatty():
+            end = "\n" if done == total else ""
+            print(f"\r\033[K{done}/{total} {doc_id}", end=end, flush=True, file=sys.stderr)
+        elif done == total or done % max(1, total // 10) == 0:
+            print(f"{done}/{total} {doc_id}", flush=True, file=sys.stderr)
 
     options = {"max_pixels": arguments.max_pixels} if arguments.max_pixels is not None else {}
     report = ingest(
