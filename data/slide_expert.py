@@ -125,14 +125,12 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--index", type=Path, help="default: CORPUS/index/bm25")
     parser.add_argument("-o", "--output", type=Path, required=True, help="trajectories.jsonl")
-    parser.add_argument("--hop", choices=("single", "multi", "all"), default="all")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     corpus = Corpus.open(arguments.corpus)
     retriever = open_index(arguments.index or arguments.corpus / "index" / "bm25", corpus)
     questions = load_questions(arguments.questions)
-    questions = [q for q in questions if arguments.hop in ("all", q.tags["hop"])]
     random.Random(f"order-{arguments.seed}").shuffle(questions)
     trajectories = expert_trajectories(
         questions[: arguments.limit], read_slides(arguments.slides), retriever, corpus, arguments.seed

@@ -47,12 +47,17 @@ def stages() -> list[Stage]:
     launch = (
         "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no"
     )
-    expert = (
-        f"python -m data.slide_expert --questions questions:{DEMO}/world/train/questions.jsonl"
-        f" --slides {DEMO}/world/train/slides.jsonl --corpus {DEMO}/corpus/train"
-        f" -o {DEMO}/expert/trajectories.jsonl",
-        f"python -m sft.filter {DEMO}/expert/trajectories.jsonl"
-        f" --questions questions:{DEMO}/world/train/questions.jsonl -o {DEMO}/expert/filtered.jsonl",
+    expert = tuple(
+        command
+        for hop in ("single", "multi")
+        for command in (
+            f"python -m data.slide_expert --questions questions:{DEMO}/world/train/{hop}_hop.jsonl"
+            f" --slides {DEMO}/world/train/slides.jsonl --corpus {DEMO}/corpus/train"
+            f" -o {DEMO}/expert/{hop}_hop.jsonl",
+            f"python -m sft.filter {DEMO}/expert/{hop}_hop.jsonl"
+            f" --questions questions:{DEMO}/world/train/{hop}_hop.jsonl --max_extra_searches 2"
+            f" --max_uninformative_searches 10 -o {DEMO}/expert/{hop}_hop_filtered.jsonl",
+        )
     )
     return [
         Stage("world", "corpus", (f"python -m data.slide_world -o {DEMO}/world",), ("world",)),
@@ -82,15 +87,16 @@ def stages() -> list[Stage]:
             "lessons",
             "sft",
             (
-                f"python -m data.slide_lessons copy -o {DEMO}/lessons/copy.jsonl",
+                f"python -m data.slide_lessons text -o {DEMO}/lessons/text.jsonl",
                 f"python -m data.slide_lessons read --split {DEMO}/world/train -o {DEMO}/lessons/read.jsonl",
+                f"python -m data.slide_lessons look --split {DEMO}/world/train -o {DEMO}/lessons/look.jsonl",
                 *expert,
             ),
-            ("lessons/copy.jsonl", "lessons/read.jsonl", "expert"),
+            ("lessons/text.jsonl", "lessons/read.jsonl", "lessons/look.jsonl", "expert"),
         ),
         *(
             Stage(name, "sft", (f"{launch} sft --config configs/demo/{name}.yaml",), (f"policy/{output}",))
-            for name, output in (("warmup_copy", "copy"), ("warmup_read", "base"), ("sft", "sft"))
+            for name, output in (("warmup_text", "text"), ("warmup_read", "base"), ("sft", "sft"))
         ),
         Stage("grpo", "grpo", ("python -m grpo.train --config configs/demo/grpo.yaml",), ("policy/grpo",)),
         Stage(

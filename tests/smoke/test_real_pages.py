@@ -19,6 +19,7 @@ from visor.types import Trajectory, split_page_id
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT.parent / "shared" / "data" / "mmlongbench"
+QUESTIONS = f"mmlongbench:{SAMPLE / 'samples.json'}"
 SMALL_PAGES = [
     f"--episode.{name}={pixels}"
     for name, pixels in (
@@ -48,6 +49,10 @@ def run(*command: object) -> str:
     return done.stdout
 
 
+def evaluate(*arguments: object) -> str:
+    return run("rollout.evaluate", *arguments)
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     out = tmp_path_factory.mktemp("real") / "corpus"
@@ -71,26 +76,24 @@ def test_search_finds_the_page_of_a_real_question(corpus):
 
 
 def test_scripted_evaluation_reads_zooms_and_answers_and_replays(corpus, tmp_path):
-    questions = [
-        q
-        for q in load_questions(f"mmlongbench:{SAMPLE / 'samples.json'}", Corpus.open(corpus))
-        if q.gold_page_ids
-    ][:20]
+    questions = [q for q in load_questions(QUESTIONS, Corpus.open(corpus)) if q.gold_page_ids][:20]
     script = tmp_path / "script.jsonl"
     with script.open("w") as file:
         for question in questions:
             replies = [
                 f"<think>I need pages.</think><search>{question.text}</search>",
                 "<think>The page has a table that is hard to read.</think><bbox>[100,100,600,500]</bbox>",
-                f"<think>The answer is on the page, I want to verify it.</think><search>{question.text}</search>",
+                f"<think>I have it and want to verify it.</think><search>{question.text}</search>",
                 f"<think>It is confirmed.</think><answer>{question.gold_answers[0]}</answer>",
             ]
             file.write(json.dumps({"question": question.text, "replies": replies}) + "\n")
     (tmp_path / "questions.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in questions))
     for taec in ("off", "on"):
         output = tmp_path / taec
-        run("rollout.evaluate", "--model", f"script:{script}", "--benchmark", f"questions:{tmp_path}/questions.jsonl",
-            "--corpus", corpus, "--taec", taec, "--output", output)  # fmt: skip
+        evaluate(
+            "--model", f"script:{script}", "--benchmark", f"questions:{tmp_path}/questions.jsonl",
+            "--corpus", corpus, "--taec", taec, "--output", output,
+        )  # fmt: skip
         metrics = json.loads((output / "metrics.json").read_text())
         assert metrics["n"] == 20
         assert metrics["faults"] == metrics["unscored"] == 0
@@ -110,9 +113,11 @@ def test_scripted_evaluation_reads_zooms_and_answers_and_replays(corpus, tmp_pat
 
 
 def test_grpo_and_evaluation_run_on_real_pages(corpus, policy, tmp_path):
-    run("grpo.train", "--config", "configs/grpo/smoke.yaml", "--model_name_or_path", policy, "--corpus", corpus,
-        "--output_dir", tmp_path / "grpo", "--episode.prompts", "visor",
-        "--questions", f"mmlongbench:{SAMPLE / 'samples.json'}", "--max_steps", 1)  # fmt: skip
+    run(
+        "grpo.train", "--config", "configs/grpo/smoke.yaml", "--model_name_or_path", policy,
+        "--corpus", corpus, "--output_dir", tmp_path / "grpo", "--episode.prompts", "visor",
+        "--questions", QUESTIONS, "--max_steps", 1,
+    )  # fmt: skip
     rollouts = (tmp_path / "grpo" / "rollouts" / "step-1.jsonl").read_text().splitlines()
     trajectories = [Trajectory.model_validate_json(line) for line in rollouts]
     assert len(trajectories) == 10
@@ -124,8 +129,10 @@ def test_grpo_and_evaluation_run_on_real_pages(corpus, policy, tmp_path):
             len(turn.completion.logprobs) == len(turn.completion.token_ids) for turn in trajectory.turns
         )
     output = tmp_path / "evaluation"
-    run("rollout.evaluate", "--checkpoint", tmp_path / "grpo", "--corpus", corpus, "--limit", 6, *SMALL_PAGES,
-        "--benchmark", f"mmlongbench:{SAMPLE / 'samples.json'}", "--max_new_tokens", 32, "--output", output)  # fmt: skip
+    evaluate(
+        "--checkpoint", tmp_path / "grpo", "--corpus", corpus, "--benchmark", QUESTIONS, "--limit", 6,
+        "--max_new_tokens", 32, "--output", output, *SMALL_PAGES,
+    )  # fmt: skip
     metrics = json.loads((output / "metrics.json").read_text())
     assert metrics["n"] == 6
     assert metrics["faults"] == 0
