@@ -69,8 +69,12 @@ class SftConfig(Config):
     max_length: int = Field(16384, ge=1)
     """Tokens of a row. An append row is cut at a turn boundary, any other longer row is left out; both are
     counted."""
-    train_sampling_strategy: Literal["group_by_length", "random", "sequential"] = "group_by_length"
-    """group_by_length: rows of similar length in one batch, in random order."""
+    train_sampling_strategy: Literal["sorted_steps", "group_by_length", "random", "sequential"] = (
+        "sorted_steps"
+    )
+    """sorted_steps: random order, the rows of one optimizer step sorted by length, so that its micro-batches
+    hold little padding and its gradient is that of random order. The others are Transformers' own;
+    group_by_length fills whole steps with rows of one length, which here means of one kind of turn."""
     seed: int = 42
     torch_threads: int | None = None
     """CPU threads of each process; None leaves PyTorch's choice."""

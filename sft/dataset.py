@@ -106,6 +106,8 @@ class LazyRows:
 
     def __getitem__(self, index: int) -> TrainingRow:
         """The row at `index`; where its picture is damaged, the next usable row, with a warning."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)  # also what ends a loop over the rows
         for offset in range(len(self)):
             place = (index + offset) % len(self)
             key = id(self._entries[place])

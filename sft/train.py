@@ -86,6 +86,7 @@ def build_trainer(config: SftConfig):
         processing_class=processor.tokenizer,
         optimizers=(_optimizer(config, model), None),
         callbacks=_callbacks(processor),
+        sort_steps=config.train_sampling_strategy == "sorted_steps",
     )
 
 
@@ -110,7 +111,9 @@ def trainer_arguments(config: SftConfig):
         gradient_checkpointing=config.gradient_checkpointing,
         bf16=config.bf16,
         max_length=None,  # rows are cut when they are built
-        train_sampling_strategy=config.train_sampling_strategy,
+        train_sampling_strategy="random"
+        if config.train_sampling_strategy == "sorted_steps"
+        else config.train_sampling_strategy,
         length_column_name="length",
         remove_unused_columns=False,
         dataset_kwargs={"skip_prepare_dataset": True},

@@ -11,6 +11,7 @@ from datasets import Dataset
 from trl import SFTTrainer
 
 from sft.dataset import LazyRows
+from sft.sampler import SortedStepsSampler
 from visor.models.base import ImageSource
 from visor.models.loading import load_model
 from visor.models.rendering import ChatRenderer
@@ -46,8 +47,10 @@ class VisorSFTTrainer(SFTTrainer):
     batch, the untrained ones included.
     """
 
-    def __init__(self, *args, **kwargs) -> None:
+    def __init__(self, *args, sort_steps: bool = False, **kwargs) -> None:
+        """`sort_steps`: take the order of the rows from `SortedStepsSampler`."""
         super().__init__(*args, **kwargs)
+        self.sort_steps = sort_steps
         # Qwen2.5-VL says that its own loss takes no token count, so Trainer would hand none to `compute_loss`
         # and average the means of micro-batches and processes, whatever their numbers of tokens.
         self.model_accepts_loss_kwargs = True
@@ -63,6 +66,12 @@ class VisorSFTTrainer(SFTTrainer):
             return -logprobs.sum() / inputs["loss_mask"].sum().clamp(min=1)
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         return -logprobs.sum() / torch.as_tensor(num_items_in_batch).clamp(min=1) * scale
+
+    def _get_train_sampler(self, train_dataset=None):
+        if not self.sort_steps:
+            return super()._get_train_sampler(train_dataset)
+        rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        return SortedStepsSampler(self.train_dataset[LENGTH_COLUMN], rows, self.args.seed)
 
     def create_model_card(self, *args, **kwargs) -> None:
         """None is written: the run's settings are in `run_config.json`."""
