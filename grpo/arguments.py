@@ -71,6 +71,8 @@ class GrpoConfig(Config):
     beta: float = Field(0.0, ge=0)
     """KL coefficient; above 0 a frozen copy of the starting policy is kept."""
     use_bias_correction_kl: bool = False
+    kl_clamp: float | None = Field(None, gt=0)
+    """Upper bound on the KL estimate of one token, as verl has at 10; None: no bound, as in TRL."""
     scale_rewards: Literal["group", "none"] = "group"
     mask_truncated_completions: bool = False
     """Leave trajectories with a reply cut at max_completion_length out of the loss; they stay in the group's
@@ -124,6 +126,7 @@ class GrpoConfig(Config):
             epsilon_high=self.epsilon_high,
             beta=self.beta,
             use_bias_correction_kl=self.use_bias_correction_kl,
+            kl_clamp=self.kl_clamp,
             max_completion_length=self.max_completion_length * self.episode.max_turns,
         )
 

@@ -31,6 +31,9 @@ class LossSettings:
     """Coefficient of the KL term to the reference model."""
     use_bias_correction_kl: bool = False
     """Multiply the KL of a token by its ratio. TRL does by default; the paper does not."""
+    kl_clamp: float | None = None
+    """Upper bound on the KL estimate of one token, which then has no KL gradient; None = no bound, as in TRL.
+    exp(d) of one improbable token can outweigh a whole step; verl's low-variance KL is bounded at 10."""
     max_completion_length: int = 2048
     """Only `dr_grpo` uses it: the constant that stands for a trajectory's length."""
 
@@ -87,6 +90,8 @@ def token_losses(
     clipped_ratio = ratio.clamp(1.0 - settings.epsilon, 1.0 + high)
     loss = -torch.minimum(ratio * advantage, clipped_ratio * advantage)
     kl = torch.zeros_like(loss) if reference is None else kl_to_reference(logprobs, reference)
+    if settings.kl_clamp is not None:
+        kl = kl.clamp(max=settings.kl_clamp)
     if settings.beta:
         loss = loss + settings.beta * (kl * ratio if settings.use_bias_correction_kl else kl)
     outside = ((ratio < 1.0 - settings.epsilon) & (advantage < 0)) | ((ratio > 1.0 + high) & (advantage > 0))

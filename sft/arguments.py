@@ -17,7 +17,7 @@ class DataSource(Config):
     weight: float = Field(1.0, gt=0)
     """How many times its rows appear in an epoch; 0.5 takes a random half of them."""
     context: Literal["episode", "append"] | None = None
-    """Of its trajectories' rows; None = the run's `context`. The same file may be named twice, once for each."""
+    """Of its trajectories' rows; None = the run's `context`. A file may be named twice, once for each."""
 
 
 class SftConfig(Config):

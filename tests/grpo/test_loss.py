@@ -69,6 +69,19 @@ def test_kl_is_zero_at_the_reference_and_never_negative():
     assert kl_to_reference(logprobs, logprobs + torch.randn(4, 6)).min() >= 0
 
 
+def test_clamped_kl_is_bounded_and_has_no_gradient_there():
+    logprobs = torch.tensor([[-1.0, -20.0]], requires_grad=True)
+    reference = torch.tensor([[-1.5, -0.5]])
+    free = kl_to_reference(logprobs.detach(), reference)
+    assert free[0, 1] > 1e8
+    settings = LossSettings(beta=1.0, kl_clamp=10.0)
+    loss, kl, _ = token_losses(logprobs, logprobs.detach(), torch.zeros(1), settings, reference)
+    torch.testing.assert_close(kl, torch.tensor([[free[0, 0].item(), 10.0]]))
+    loss.sum().backward()
+    assert logprobs.grad[0, 1] == 0
+    assert logprobs.grad[0, 0].item() == pytest.approx(1 - math.exp(-0.5))
+
+
 def test_beta_without_reference_is_refused():
     x = torch.zeros(1, 1)
     with pytest.raises(ValueError, match="reference"):
