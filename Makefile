@@ -7,7 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := test
-.PHONY: venv demo demo-full test check bench lock clean
+.PHONY: venv demo test check bench lock clean
 
 venv: $(STAMP)
 
@@ -20,8 +20,6 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)          ## the whole job on the built-in corpus: data, SFT, GRPO, evaluation, report
 	$(BIN)/python -m scripts.demo
-
-demo-full: demo         ## the same; there is one demo
 
 test: $(STAMP)          ## the tests, without the slow ones
 	$(BIN)/python -m pytest

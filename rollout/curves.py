@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 PANELS = {
@@ -73,3 +75,17 @@ def _draw(axes, records: list[dict], name: str, span: int) -> None:
     gaps = [[float("nan") if v is None else v for v in series] for series in (values, smooth(values, span))]
     (thin,) = axes.plot(steps, gaps[0], alpha=0.3, linewidth=1)
     axes.plot(steps, gaps[1], color=thin.get_color(), linewidth=2, label=name.replace("_", " "))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m rollout.curves", description="Draw training curves.")
+    parser.add_argument("metrics", type=Path, help="metrics.jsonl of a GRPO run")
+    parser.add_argument("output", type=Path, help="PNG")
+    arguments = parser.parse_args(argv)
+    if not arguments.metrics.is_file():
+        parser.error(f"there is no file {arguments.metrics}")
+    print(plot_curves(arguments.metrics, arguments.output))
+
+
+if __name__ == "__main__":
+    main()

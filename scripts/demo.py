@@ -8,17 +8,19 @@ holds only for the same commands, the same configuration files and the same code
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from rollout.fingerprints import code_fingerprint
 from scripts.demo_summary import write_summary
@@ -154,11 +156,12 @@ def stage_digest(stage: Stage, before: str) -> str:
 def run_stage(stage: Stage, digest: str) -> float:
     """Run a stage unless its mark is there; returns the seconds that it took, then or now.
 
-    A stage that was interrupted is continued, not started anew: its commands resume by themselves, and the
-    time of the interrupted attempt counts up to its last sign of life.
+    A stage that was interrupted is continued, not started anew: its commands resume by themselves. Commands
+    that a killed demo left running are ended first. The seconds of all attempts count.
     """
     mark = DEMO / "stages" / f"{stage.name}.json"
     state = json.loads(mark.read_text()) if mark.exists() else {}
+    end_processes(state.get("processes", []))
     if state.get("digest") == digest and state["done"]:
         print(f"[{stage.name}] done before in {state['seconds']:.0f} s", flush=True)
         return state["seconds"]
@@ -166,29 +169,57 @@ def run_stage(stage: Stage, digest: str) -> float:
         state = {"digest": digest, "done": False, "seconds": 0.0}
         for output in stage.outputs:
             remove(DEMO / output)
-    _write(mark, state)
     started = time.monotonic() - state["seconds"]
     waiting, running = list(stage.commands), []
     while waiting or running:
         while waiting and len(running) < stage.parallel:
             command = waiting.pop(0)
             print(f"[{stage.name}] $ {command}", flush=True)
-            running.append((command, subprocess.Popen(shlex.split(command), env=environment())))
-        time.sleep(0.05)
-        for command, process in list(running):
-            if process.poll() is None:
-                continue
+            running.append((command, psutil.Popen(shlex.split(command), env=environment())))
+        state["seconds"] = time.monotonic() - started
+        state["processes"] = [(process.pid, process.create_time()) for _, process in running]
+        _write(mark, state)
+        ended = wait_for_one([process for _, process in running])
+        for command, process in [pair for pair in running if pair[1] in ended]:
             running.remove((command, process))
             if process.returncode:
-                for _, other in running:
-                    other.terminate()
+                end_processes(state["processes"])
                 sys.exit(f"[{stage.name}] failed with exit code {process.returncode}: {command}")
-        state["seconds"] = time.monotonic() - started
-        if int(state["seconds"]) % 5 == 0:
-            _write(mark, state)
-    _write(mark, {**state, "done": True, "seconds": time.monotonic() - started})
-    print(f"[{stage.name}] done in {time.monotonic() - started:.0f} s", flush=True)
-    return time.monotonic() - started
+    missing = [output for output in stage.outputs if not (DEMO / output).exists()]
+    if missing:
+        sys.exit(f"[{stage.name}] ended without writing {', '.join(missing)}")
+    seconds = time.monotonic() - started
+    _write(mark, {"digest": digest, "done": True, "seconds": seconds})
+    print(f"[{stage.name}] done in {seconds:.0f} s", flush=True)
+    return seconds
+
+
+def wait_for_one(processes: list[psutil.Popen], seconds: float = 5.0) -> list[psutil.Popen]:
+    """The processes that have ended, after at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ended = [process for process in processes if process.poll() is not None]
+        if ended:
+            return ended
+        time.sleep(0.05)
+    return []
+
+
+def end_processes(processes: list[tuple[int, float]]) -> None:
+    """End processes and what they started; each is named by (pid, time of creation), so that a pid used again
+    by another program is left alone."""
+    for pid, created in processes:
+        try:
+            process = psutil.Process(pid)
+            if process.create_time() != created:
+                continue
+            family = [*process.children(recursive=True), process]
+        except psutil.NoSuchProcess:
+            continue
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(family, timeout=10)
 
 
 def environment() -> dict[str, str]:

@@ -1,5 +1,7 @@
 """The slide world: answers stand in the pixels only, splits share no company, the expert is right."""
 
+from itertools import pairwise
+
 import pypdfium2
 import pytest
 
@@ -87,7 +89,7 @@ def test_different_values_give_different_pixels(folder, train, world):
         crops.setdefault(slide.facts[0][1], crop)
     assert len(crops) >= 5
     values = sorted(crops)
-    for a, b in zip(values, values[1:]):
+    for a, b in pairwise(values):
         difference = sum(abs(x - y) for x, y in zip(crops[a].tobytes(), crops[b].tobytes()))
         assert difference > 255 * 100
 

@@ -3,7 +3,7 @@ import json
 import pytest
 from PIL import Image
 
-from rollout.curves import plot_curves, read_metrics, smooth
+from rollout.curves import main, plot_curves, read_metrics, smooth
 
 
 def write(path, records, tail=""):
@@ -38,3 +38,15 @@ def test_plot_curves_writes_a_png(tmp_path):
         assert picture.size == (1100, 704)
     with pytest.raises(ValueError, match="no step"):
         plot_curves(write(tmp_path / "empty.jsonl", []), tmp_path / "x.png")
+
+
+def test_command_draws_a_picture_and_refuses_a_missing_file(tmp_path, capsys):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(
+        '{"step": 1, "reward": 0.5, "accuracy": 0.5}\n{"step": 2, "reward": 0.7, "accuracy": 0.6}\n'
+    )
+    main([str(metrics), str(tmp_path / "curves.png")])
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "none.jsonl"), str(tmp_path / "none.png")])
+    assert "none.jsonl" in capsys.readouterr().err
