@@ -4,8 +4,6 @@ Same requests, one thread, taking turns, medians. `generate` is timed on ready-m
 messages to completions with log-probabilities; the patches of the pages are ready for both.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys
