@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from visor.models.smart_resize import smart_resize
+from visor.models.smart_resize import MAX_RATIO
 from visor.types import Box, Crop, ImageRef, PageStore
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Size = tuple[int, int]
 NORM = 1000
 MIN_SIDE = 28
-"""Least side in pixels of a crop as the policy sees it (one image token)."""
+"""Least side of a crop in pixels of the stored page, margin included: one image token at the page's own
+resolution. The smart resize would enlarge anything smaller, so its result cannot tell."""
 
 
 class InvalidBox(ValueError):
@@ -65,21 +66,18 @@ def expand(box: Box, margin: int, page: Size) -> Box:
     )
 
 
-def crop_region(crop: Crop, page: Size, seen: Size, *, margin: int, min_pixels: int, max_pixels: int) -> Box:
+def crop_region(crop: Crop, page: Size, seen: Size, *, margin: int) -> Box:
     """Return the region of the stored page that a crop action shows: mapped, clamped, with its margin.
 
-    Raises InvalidBox when the box is unusable (`to_page_box`), or when the region cannot be shown within
-    the pixel bounds: sides beyond 200:1, or under 28 pixels after the smart resize.
+    Raises InvalidBox when the box is unusable (`to_page_box`), and for a region with a side under MIN_SIDE
+    page pixels or sides beyond 200:1, which the smart resize does not take.
     """
     region = expand(to_page_box(crop.box, crop.space, page, seen), margin, page)
-    try:
-        width, height = smart_resize(
-            region[2] - region[0], region[3] - region[1], min_pixels=min_pixels, max_pixels=max_pixels
-        )
-    except ValueError as error:
-        raise InvalidBox("the region of the box is too long and thin to be shown") from error
-    if min(width, height) < MIN_SIDE:
+    shorter, longer = sorted((region[2] - region[0], region[3] - region[1]))
+    if shorter < MIN_SIDE:
         raise InvalidBox(f"the region of the box is under {MIN_SIDE} pixels a side")
+    if longer > MAX_RATIO * shorter:
+        raise InvalidBox("the region of the box is too long and thin to be shown")
     return region
 
 

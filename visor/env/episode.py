@@ -177,12 +177,12 @@ class Episode:
             page_id = self._retrieve(turn, action.query)
         self._view.queries.append(action.query)
         if page_id is None:
-            return self._writer.no_new_page(final=self._final())
+            return self._writer.no_new_page(any_candidate=bool(turn.candidates), final=self._final())
         self._view.shown_page_ids.append(page_id)
         return self._writer.page(page_id, verification=turn.is_verification, final=self._final())
 
     def _retrieve(self, turn: Turn, query: str) -> str | None:
-        """Ask for candidates and choose the page to show, None when all have been shown."""
+        """Ask for candidates and choose the page to show; None when all have been shown or there is none."""
         pool = self._config.top_k if self._policy is None else self._policy.pool_size(self._config.top_k)
         started = time.perf_counter()
         candidates = self._retriever.search(query, pool)
@@ -208,14 +208,7 @@ class Episode:
             page = self._page_size(page_id)
             seen = self._seen_size(turn, page_id, page)
         try:
-            region = crop_region(
-                action,
-                page,
-                seen,
-                margin=self._config.crop_margin,
-                min_pixels=self._config.crop_min_pixels,
-                max_pixels=self._config.crop_max_pixels,
-            )
+            region = crop_region(action, page, seen, margin=self._config.crop_margin)
         except InvalidBox as error:
             turn.action = Invalid(reason=str(error), raw=turn.completion.text)
             return self._writer.invalid(str(error), final=self._final())

@@ -15,7 +15,7 @@ class EvidenceSpace:
     """At most two thoughts a page, keyed by the page: on first reading it, and on reading its crop.
 
     A thought counts only when it answers a page or a crop. One before any page, after an invalid action or
-    after a nothing-new notice is no evidence, nor is one of `min_chars` characters or fewer.
+    after a search that brought no page is no evidence, nor is one of `min_chars` characters or fewer.
     """
 
     def __init__(self, min_chars: int) -> None:

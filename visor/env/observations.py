@@ -60,8 +60,10 @@ class ObservationWriter:
         observation = self._observation(ObservationKind.CROP, texts, final, ref)
         return observation.model_copy(update={"page_ids": [page_id], "crop": region})
 
-    def no_new_page(self, *, final: str | None) -> Observation:
-        return self._observation(ObservationKind.NO_NEW_PAGE, self._event(self._prompts.no_new_page), final)
+    def no_new_page(self, *, any_candidate: bool, final: str | None) -> Observation:
+        """A search that showed no page: all candidates have been shown, or there was none at all."""
+        event = self._prompts.no_new_page if any_candidate else self._prompts.no_match
+        return self._observation(ObservationKind.NO_NEW_PAGE, self._event(event), final)
 
     def invalid(self, reason: str, *, final: str | None) -> Observation:
         texts = self._event(self._prompts.invalid_action, reason=reason)

@@ -60,6 +60,9 @@ class PromptSet(BaseModel):
     """Follows a crop: what to do when it shows nothing of use (visual action correction)."""
     invalid_action: EventPrompt
     no_new_page: EventPrompt
+    """A search whose candidates have all been shown; only an answer can follow."""
+    no_match: EventPrompt
+    """A search for which the retriever has no candidate at all; other words may have."""
     forced_answer: EventPrompt
     """Follows the last observation; the whole evidence block comes after it."""
     evidence_pointer: str = ""

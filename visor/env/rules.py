@@ -20,13 +20,14 @@ def latest_page(turns: Sequence[Turn]) -> tuple[int, str] | None:
 def refusal(action: Action, turns: Sequence[Turn], config: EpisodeConfig) -> str | None:
     """Why a well-formed action is not possible after `turns`, as told to the policy; None when it is.
 
-    The last call takes an answer only, and so does every call after a nothing-new notice.
+    The last call takes an answer only, and so does every call after a search whose candidates had all been
+    shown. A search without any candidate (words that the collection does not have) closes nothing.
     """
     if not isinstance(action, Search | Crop):
         return None
     if len(turns) + 1 == config.max_turns:
         return "this was the last reply, and it had to be an answer"
-    if ObservationKind.NO_NEW_PAGE in _observed(turns):
+    if any(_all_shown(turn) for turn in turns):
         return "no new page is left to see, and only an answer was possible"
     return _crop_refusal(turns, config.window) if isinstance(action, Crop) else None
 
@@ -44,6 +45,11 @@ def _crop_refusal(turns: Sequence[Turn], window: int | None) -> str | None:
     if shown_at < first_in_window(len(turns), window):
         return "the page is no longer in view"
     return None
+
+
+def _all_shown(turn: Turn) -> bool:
+    nothing_new = turn.observation is not None and turn.observation.kind == ObservationKind.NO_NEW_PAGE
+    return nothing_new and bool(turn.candidates)
 
 
 def _observed(turns: Sequence[Turn]) -> list[ObservationKind]:

@@ -1,13 +1,13 @@
 """What the policy sees: evidence, window, intent injection, and the seam for evidence policies."""
 
 import pytest
-from env_helpers import TINY, VISOR, answer, crop, junk, make_episode, play, say, search, texts
+from env_helpers import TINY, VISOR, Ranking, answer, crop, junk, make_episode, play, say, search, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from visor.env import episode as episode_module
 from visor.env.policy import PassThrough
-from visor.models.smart_resize import image_tokens, smart_resize
+from visor.models.smart_resize import smart_resize
 from visor.types import Completion, ObservationKind, Search, Trajectory
 
 QUESTION = "How many {evidence} ships, {question}?"
@@ -83,9 +83,9 @@ def test_images_and_visual_tokens_stay_flat_over_ten_turns(window):
         images = [ref for message in episode.context() for ref in message.images]
         assert len(images) <= window
         sizes = [smart_resize(1008, 2016, min_pixels=r.min_pixels, max_pixels=r.max_pixels) for r in images]
-        tokens.append(sum(image_tokens(*size) for size in sizes))
+        tokens.append(sum(width * height // 784 for width, height in sizes))
         episode.step(search(f"thought number {turn} about the page"))
-    page = image_tokens(448, 896)
+    page = 448 * 896 // 784
     assert tokens == [page * min(turn, window) for turn in range(10)]
 
 
@@ -156,6 +156,8 @@ def test_the_tiny_wording_word_for_word():
     ]
     assert evidence_of(episode) == evidence
     assert make_episode(question="q", prompts=TINY).step(junk()).message.text == "invalid . q"
+    no_match = make_episode(Ranking([]), question="q", prompts=TINY).step(search())
+    assert no_match.message.text == "no page found . q"
 
 
 # ---------------------------------------------------------------- random episodes

@@ -39,14 +39,18 @@ def test_every_box_case():
         found, right = outcome(case), case["right"]
         if case["id"] == "X13":
             crop = Crop(box=parse_box(case["bbox"]), space="pixels")
-            region = crop_region(crop, (1008, 2016), (504, 1008), margin=28, **BOUNDS)
+            region = crop_region(crop, (1008, 2016), (504, 1008), margin=28)
             sides = region[2] - region[0], region[3] - region[1]
             assert max(sides) / min(sides) <= 200
             continue
         allowed = right["any_of"] if isinstance(right, dict) and "any_of" in right else [right]
         assert any(agrees(found, one) for one in allowed), (case["id"], found)
         if isinstance(right, dict) and "processed_sides_min" in right:
-            assert min(smart_resize(found[2] - found[0], found[3] - found[1], **BOUNDS)) >= 28
+            # Accepted with and without the margin, and shown at 28 pixels a side at least.
+            for margin in (0, 28):
+                crop = Crop(box=parse_box(case["bbox"]), space="pixels")
+                left, top, right, bottom = crop_region(crop, (1008, 2016), (504, 1008), margin=margin)
+                assert min(smart_resize(right - left, bottom - top, **BOUNDS)) >= 28
 
 
 def test_norm1000_by_hand():
@@ -77,13 +81,29 @@ def test_boxes_that_name_no_region(box):
 def test_margin_and_region_by_hand():
     assert expand((100, 10, 200, 90), 28, (210, 100)) == (72, 0, 210, 100)
     crop = Crop(box=(100, 100, 200, 200), space="norm1000")
-    assert crop_region(crop, (2000, 1000), (1, 1), margin=28, **BOUNDS) == (172, 72, 428, 228)
+    assert crop_region(crop, (2000, 1000), (1, 1), margin=28) == (172, 72, 428, 228)
 
 
 def test_a_region_too_long_to_show_is_refused():
-    strip = Crop(box=(0, 500, 1000, 501), space="norm1000")
+    strip = Crop(box=(0, 500, 1000, 530), space="norm1000")
+    assert crop_region(strip, (6000, 1000), (1, 1), margin=0) == (0, 500, 6000, 530)
     with pytest.raises(InvalidBox, match="long and thin"):
-        crop_region(strip, (12_000, 1000), (1, 1), margin=0, **BOUNDS)
+        crop_region(strip, (6001, 1000), (1, 1), margin=0)
+
+
+@pytest.mark.parametrize("box", [(10, 10, 11, 11), (10, 10, 37, 500), (10, 10, 500, 37)])
+def test_a_region_under_28_page_pixels_a_side_is_refused(box):
+    # On a page of 1000x1000 pixels a unit of norm1000 is one pixel.
+    crop = Crop(box=box, space="norm1000")
+    with pytest.raises(InvalidBox, match="under 28 pixels a side"):
+        crop_region(crop, (1000, 1000), (1, 1), margin=0)
+    left, top, right, bottom = crop_region(crop, (1000, 1000), (1, 1), margin=28)
+    assert min(right - left, bottom - top) >= 28
+
+
+def test_a_region_of_28_page_pixels_is_shown():
+    crop = Crop(box=(10, 10, 38, 38), space="norm1000")
+    assert crop_region(crop, (1000, 1000), (1, 1), margin=0) == (10, 10, 38, 38)
 
 
 coordinates = st.floats(-2000, 3000)
@@ -98,13 +118,14 @@ spaces = st.sampled_from(["norm1000", "pixels"])
 def test_a_region_lies_in_the_page_and_can_be_shown(box, width, height, margin, space):
     seen = (max(width // 2, 28), max(height // 2, 28))
     try:
-        region = crop_region(Crop(box=box, space=space), (width, height), seen, margin=margin, **BOUNDS)
+        region = crop_region(Crop(box=box, space=space), (width, height), seen, margin=margin)
     except InvalidBox:
         return
     left, top, right, bottom = region
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
-    assert min(smart_resize(right - left, bottom - top, **BOUNDS)) >= 28
+    assert min(right - left, bottom - top) >= 28
+    smart_resize(right - left, bottom - top, **BOUNDS)  # raises for a region that cannot be shown
     # The slow version: scale, round, clamp, grow, clamp, one side at a time.
     units = (1000, 1000) if space == "norm1000" else seen
     for low, high, first, second, side, unit in [

@@ -4,6 +4,7 @@ import pytest
 from env_helpers import (
     PAGE,
     TINY,
+    VISOR,
     Broken,
     Ranking,
     answer,
@@ -18,6 +19,8 @@ from env_helpers import (
 )
 
 from visor.env.episode import EnvironmentFault, Episode
+from visor.env.policy import PassThrough
+from visor.retrieval.base import ScoredPage
 from visor.types import Completion, FinishReason, Invalid, ObservationKind, StopReason
 
 KIND = ObservationKind
@@ -67,8 +70,34 @@ def test_nothing_new_takes_only_an_answer():
     assert episode.trajectory().stop_reason == StopReason.ANSWER
 
 
-def test_no_hit_at_all_is_nothing_new():
-    assert kinds(play(make_episode(Ranking([])), [search()])) == ["no_new_page"]
+class Spelling:
+    """Finds nothing for the query "shpis", two pages for any other."""
+
+    name = "spelling"
+
+    def search(self, query: str, k: int) -> list[ScoredPage]:
+        return [] if query == "shpis" else Ranking(pages(2)).search(query, k)
+
+
+@pytest.mark.parametrize("policy", [None, PassThrough()])
+def test_a_query_that_matches_nothing_leaves_searching_open(policy):
+    episode = make_episode(Spelling(), policy=policy)
+    play(episode, [search(), search(query="shpis"), search("the page is gone"), search(query="shpis")])
+    assert kinds(episode) == ["page", "no_new_page", "page", "no_new_page"]
+    found, nothing, *_ = (turn.observation.message.text for turn in episode.trajectory().turns)
+    assert nothing.startswith(VISOR.no_match.text)
+    assert "How many ships are there?" in nothing
+    assert VISOR.no_match.text not in found
+    assert [entry.page_id for entry in episode._evidence.entries] == ["d#page=1", "d#page=2"]
+    # The two pages of the other query have been shown: from here on only an answer is possible.
+    episode.step(search())
+    assert episode.trajectory().turns[-1].observation.message.text.startswith(VISOR.no_new_page.text)
+    play(episode, [search(query="shpis")])
+    assert kinds(episode)[4:] == ["no_new_page", "invalid"]
+
+
+def test_a_page_in_view_can_be_enlarged_after_a_query_that_matches_nothing():
+    assert kinds(play(make_episode(Spelling()), [search(), search(query="shpis"), crop()]))[-1] == "crop"
 
 
 def test_case_seen_pages_never_come_from_another_episode():
@@ -96,6 +125,7 @@ def test_case_seen_pages_never_come_from_another_episode():
         ([search(), crop(box="[0,0,0,0]")], {}, "thinner than one unit"),
         ([search(), crop(box="[1200,0,1300,10]")], {}, "outside the page"),
         ([search(), crop(box="[NaN,0,1,1]")], {}, "not of the form"),
+        ([search(), crop(box="[10,10,20,20]")], {"crop_margin": 0}, "under 28 pixels a side"),
     ],
 )
 def test_crops_that_are_refused(replies, config, reason):

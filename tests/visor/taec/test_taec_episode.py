@@ -67,13 +67,15 @@ def random_reply(chance, question):
     return f"<think>{think}</think>{action}"
 
 
-def play(policy_of, captions, replies, question="height of the bridge by year", **config):
+def play(
+    policy_of, captions, replies, question="height of the bridge by year", retriever=WordRetriever, **config
+):
     """Run an episode on scripted replies and return its trajectory without its clock readings."""
     question = Question(question_id="q", text=question)
     store = Store(captions)
     episode = Episode(
         question,
-        WordRetriever(captions),
+        retriever(captions),
         EpisodeConfig(**config),
         load_prompts("visor"),
         store,
@@ -122,6 +124,28 @@ REPLIES = [
     SEARCH.format("Perhaps a twin of page one."),
     "<think>enough</think><answer>9</answer>",
 ]
+
+
+def test_a_query_that_matches_nothing_leaves_searching_open():
+    class Empty(WordRetriever):
+        def search(self, query, k):
+            return [hit for hit in super().search(query, k) if hit.score > 0]
+
+    def empty(think, query):
+        return f"<think>{think}</think><search>{query}</search>"
+
+    replies = [
+        empty("a plan", "brigde"),
+        empty("another word", "bridge"),
+        "<think>so</think><answer>9</answer>",
+    ]
+    for policy_of in (lambda *_: None, layer):
+        trajectory = play(policy_of, CAPTIONS, replies, retriever=Empty)
+        kinds = [turn.observation.kind for turn in trajectory.turns[:2]]
+        assert kinds == [ObservationKind.NO_NEW_PAGE, ObservationKind.PAGE]
+    first, second = trajectory.meta["evidence_policy"]["searches"]
+    assert (first["pool"], first["unseen"], "admitted" in first) == (0, 0, False)
+    assert second["admitted"] == "a#page=1"
 
 
 def test_a_repeated_query_shows_another_page_than_the_plain_agent_would():
