@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +42,6 @@ def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | N
         questions.append(question)
     refuse_repeated_ids(questions, path)
     return questions
-
-
-def save(questions: Iterable[Question], path: str | Path) -> None:
-    """Write questions as JSON lines, in one step."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="\n") as stream:
-        for question in questions:
-            stream.write(question.model_dump_json() + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
 
 
 LOADERS: dict[str, Loader] = {

@@ -15,9 +15,9 @@ from rollout.pictures import Pictures
 from rollout.recorder import read_lines
 from rollout.report_html import document, escape, metric_tables, table, tiles, trajectory_card
 from rollout.results import ResultRow, result_row
+from rollout.run_folder import TRAJECTORIES_NAME
 from visor.types import PageStore, Question, Trajectory
 
-TRAJECTORIES_NAME = "trajectories.jsonl"
 CURVES_NAME = "metrics.jsonl"
 DEFAULT_LIMIT = 12
 

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from data import questions
 from data.corpus import Corpus, ingest
 from data.gold import GoldPages, distinct_id
 from data.mmlongbench import parse_list
@@ -158,8 +157,8 @@ def test_round_trip(tmp_path):
         Question(question_id="1", text="a\u2028b\r", gold_answers=["x"], gold_page_ids=["d.pdf#page=1"]),
         Question(question_id="2", text="ü", tags={"hop": "multi"}),
     ]
-    questions.save(rows, tmp_path / "q.jsonl")
-    assert load_questions(f"questions:{tmp_path / 'q.jsonl'}") == rows
+    path = write(tmp_path, "".join(row.model_dump_json() + "\n" for row in rows))
+    assert load_questions(f"questions:{path}") == rows
 
 
 def test_byte_order_mark_crlf_and_last_line(cases):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from data.corpus import ingest
-from data.questions import save
 from visor.retrieval.index import build_index, default_index_path
 from visor.types import Completion, Question
 
@@ -64,19 +63,18 @@ def world(tmp_path_factory) -> World:
     corpus = Corpus.open(folder / "corpus")
     build_index(corpus, default_index_path(folder / "corpus"))
     pages = corpus.pages()
-    save(
-        [
-            Question(
-                question_id=f"q{number}",
-                text=f"colour of {word} ?",
-                gold_answers=[word if number != 4 else "other"],
-                gold_page_ids=[pages[number - 1].page_id],
-                tags={"hop": "single" if number < 3 else "multi"},
-            )
-            for number, word in WORDS.items()
-        ],
-        folder / "questions.jsonl",
-    )
+    questions = [
+        Question(
+            question_id=f"q{number}",
+            text=f"colour of {word} ?",
+            gold_answers=[word if number != 4 else "other"],
+            gold_page_ids=[pages[number - 1].page_id],
+            tags={"hop": "single" if number < 3 else "multi"},
+        )
+        for number, word in WORDS.items()
+    ]
+    lines = "".join(question.model_dump_json() + "\n" for question in questions)
+    (folder / "questions.jsonl").write_text(lines, encoding="utf-8")
     return World(folder / "corpus", f"questions:{folder / 'questions.jsonl'}")
 
 

@@ -32,8 +32,3 @@ def smart_resize(
         new_height = math.ceil(height * scale / factor) * factor
         new_width = math.ceil(width * scale / factor) * factor
     return new_width, new_height
-
-
-def image_tokens(width: int, height: int, factor: int = FACTOR) -> int:
-    """Tokens of an image at its resized size: width · height / 784."""
-    return (width // factor) * (height // factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -62,12 +62,6 @@ def min_max(scores: Sequence[float]) -> list[float]:
         return []
     low, high = min(scores), max(scores)
     return [(score - low) / (high - low) if high > low else 1.0 for score in scores]
-
-
-def slot_support(text: str, slots: Iterable[str]) -> float:
-    """a_i: the share of slots that occur in a page's caption, in [0, 1]; 0 without slots."""
-    hits = [occurs(slot, text) for slot in slots]
-    return sum(hits) / len(hits) if hits else 0.0
 
 
 def gain(

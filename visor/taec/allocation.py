@@ -1,4 +1,7 @@
-"""Visual detail allocation: the pixels each re-presented image gets (TAEC, eq. 4 and appendix A.5)."""
+"""Visual detail allocation: the pixels each re-presented image gets (TAEC, eq. 4 and appendix A.5).
+
+The equations only: no agent of the project calls them, since the VISOR episode shows no earlier page again.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ class RetainedImage:
 def detail_demand(caption_chars: int, longest_caption_chars: int, slot_support: float) -> float:
     """d_i of a page: mean of its caption's length relative to the corpus's longest and its slot support.
 
+    `slot_support`: a_i, the share of the question's slots that occur in the caption, in [0, 1].
     The paper folds the slot score into the length without a formula; the plain mean is ours. Crops have 1.
     """
     length = caption_chars / longest_caption_chars if longest_caption_chars else 0.0

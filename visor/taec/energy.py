@@ -1,4 +1,7 @@
-"""Energy of the images in memory: how much each still matters to the trajectory (TAEC, eq. 5)."""
+"""Energy of the images in memory: how much each still matters to the trajectory (TAEC, eq. 5).
+
+The equation only: no agent of the project calls it, since the VISOR episode shows no earlier page again.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,6 @@ class MemoryItem:
     """p_i, 1–5 as the policy reported it; 3 for a policy that reports none."""
 
 
-def chain(nodes: int) -> list[list[int]]:
-    """Parents of each node in the graph of a VISOR trajectory: one node a search, child of the one before."""
-    return [[index - 1] if index else [] for index in range(nodes)]
-
-
 def energies(
     parents: Sequence[Sequence[int]],
     items: Sequence[MemoryItem],
@@ -37,10 +35,11 @@ def energies(
 ) -> list[float]:
     """Ω_i of every item, in the order of `items` (eq. 5).
 
-    `parents[m]` lists the parents of node m, all older than m; the age of an item is the last node's index
-    minus its own node's. `decay` gives λ of each granularity, `gamma` the share of a child's mean energy
-    that its parent's items receive. Nodes are walked newest first, so that a child's energy is complete,
-    its own reinforcement included, before its parents are reached.
+    `parents[m]` lists the parents of node m, all older than m (a VISOR trajectory is a chain: one node a
+    search, child of the one before); the age of an item is the last node's index minus its own node's.
+    `decay` gives λ of each granularity, `gamma` the share of a child's mean energy that its parent's items
+    receive. Nodes are walked newest first, so that a child's energy is complete, its own reinforcement
+    included, before its parents are reached.
     """
     children: list[list[int]] = [[] for _ in parents]
     for node, node_parents in enumerate(parents):

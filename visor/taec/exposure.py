@@ -68,13 +68,12 @@ def persistence(decay_rate: float, age: float) -> float:
     return math.exp(-decay_rate * age)
 
 
-def role(text: str, cues: Cues, *, dead_end: bool = False) -> Role:
+def role(text: str, cues: Cues) -> Role:
     """Tell the role of an observation from its text (appendix A.4).
 
-    A failure cue, or a query on the dead-end list, means failed; a confidence cue without one, resolved;
-    anything else is active.
+    A failure cue means failed; a confidence cue without one, resolved; anything else is active.
     """
-    if dead_end or cues.failed(text):
+    if cues.failed(text):
         return Role.FAILED
     return Role.RESOLVED if cues.confident(text) else Role.ACTIVE
 

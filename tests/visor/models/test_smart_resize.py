@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as reference
 
-from visor.models.smart_resize import FACTOR, image_tokens, smart_resize
+from visor.models.smart_resize import FACTOR, smart_resize
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -20,7 +20,6 @@ def test_equals_transformers(width, height, low, extra):
     ours = smart_resize(width, height, **bounds)
     assert ours == reference(height, width, factor=FACTOR, **bounds)[::-1]
     assert ours[0] % FACTOR == ours[1] % FACTOR == 0
-    assert image_tokens(*ours) == ours[0] * ours[1] // 784
 
 
 @pytest.mark.parametrize("size", [(1, 1), (16, 16), (257, 27), (3, 500)])

@@ -8,7 +8,6 @@ import pytest
 from models_support import chat, page_image, page_ref, user
 
 from visor.models.base import ContextTooLong, Request, Sampling, TooManyImages
-from visor.models.smart_resize import image_tokens
 from visor.models.vllm import VLLMClient
 from visor.types import FinishReason, text_message
 
@@ -30,12 +29,16 @@ class StandInEngine:
         images = iter(prompt.get("multi_modal_data", {}).get("image", []))
         ids = []
         for token in prompt["prompt_token_ids"]:
-            ids += [token] * (image_tokens(*next(images).size) if token == self.image_token_id else 1)
+            ids += [token] * (self._pads(next(images)) if token == self.image_token_id else 1)
         logprobs = [
             {i: SimpleNamespace(logprob=-0.5), i + 1: SimpleNamespace(logprob=-9.0)} for i in self.reply
         ]
         out = SimpleNamespace(token_ids=tuple(self.reply), logprobs=logprobs, finish_reason="stop")
         return SimpleNamespace(prompt_token_ids=ids, outputs=[out])
+
+    @staticmethod
+    def _pads(image):
+        return image.width * image.height // 784
 
 
 @pytest.fixture

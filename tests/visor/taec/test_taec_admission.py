@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from visor.taec.admission import Candidate, Coefficients, admit, gain, min_max, slot_support
+from visor.taec.admission import Candidate, Coefficients, admit, gain, min_max
 from visor.taec.requirements import RequirementState
 from visor.taec.text import jaccard, tokens
 
@@ -126,7 +126,5 @@ def test_small_pieces():
     assert min_max([]) == []
     assert min_max([2.0, 2.0]) == [1.0, 1.0]
     assert min_max([-1.0, 1.0, 3.0]) == [0.0, 0.5, 1.0]
-    assert slot_support("red tower", ["red", "blue", "TOWER", "x"]) == 0.5
-    assert slot_support("red", []) == 0.0
     assert admit([], 5, {}, Coefficients()) == []
     assert admit(POOL, 0, {}, Coefficients()) == []

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from visor.taec.energy import MemoryItem, chain, energies, strongest
+from visor.taec.energy import MemoryItem, energies, strongest
 
+CHAIN = [[], [0], [1]]
+"""Parents of three searches of a VISOR trajectory."""
 DECAY = {"page": 0.1, "crop": 0.05, "text": 0.0}
 
 
@@ -56,13 +58,13 @@ def test_chain_by_hand():
     # Node 2: pages 3/5 and 1/5, mean 0.4. Node 1: 1 · 2 · e^−0.05 + 0.3 · 0.4.
     node_1 = 2 * math.exp(-0.05) + 0.12
     expected = [0.6 * 2 * math.exp(-0.2) + 0.3 * node_1, node_1, 0.6, 0.2]
-    assert energies(chain(3), items, decay=DECAY, gamma=0.3) == pytest.approx(expected)
+    assert energies(CHAIN, items, decay=DECAY, gamma=0.3) == pytest.approx(expected)
 
 
 def test_a_child_without_items_gives_nothing():
     # Node 1 holds nothing, so node 2's energy does not reach node 0 through it.
     items = [MemoryItem(0, "text", 5), MemoryItem(2, "text", 5)]
-    assert energies(chain(3), items, decay=DECAY, gamma=0.3) == pytest.approx([2.0, 1.0])
+    assert energies(CHAIN, items, decay=DECAY, gamma=0.3) == pytest.approx([2.0, 1.0])
 
 
 def test_strongest_keeps_the_order_of_memory_and_prefers_newer_ones():

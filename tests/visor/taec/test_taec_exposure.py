@@ -38,10 +38,6 @@ def test_role(cues, text, expected):
     assert role(text, cues) == expected
 
 
-def test_a_dead_end_query_fails_whatever_the_text(cues):
-    assert role("The chart clearly shows 5.", cues, dead_end=True) == Role.FAILED
-
-
 def test_condense_takes_the_first_confident_sentence(cues):
     text = "The page has a table. It clearly shows 3.9 million in 2023. The answer is 3.9. More rows follow."
     assert condense(text, cues) == "It clearly shows 3.9 million in 2023."
