@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from grpo.advantage import ScaleRewards, group_advantages, is_degenerate
 from rollout.group import Group
-from rollout.rows import TrainingRow
+from rollout.rows import RowTooLong, TrainingRow
 from visor.types import FinishReason, StopReason, Trajectory
 
 BuildRows = Callable[[Trajectory], list[TrainingRow]]
-"""The rows of one trajectory: one over the whole of it, or one a turn."""
+"""The rows of one trajectory: one over the whole of it, or one a turn. May raise RowTooLong for a row that
+cannot be cut to length."""
 
 
 @dataclass
@@ -41,18 +42,22 @@ class StepRows:
     """Trajectories without a reward: in neither the group's statistics nor the loss."""
     rowless: int = 0
     """Scored trajectories without a trained token, or whose rows are all over the length limit."""
+    rows_over_length: int = 0
+    """Rows left out because they are over the length limit and cannot be cut."""
 
 
 def rows_of_groups(
     groups: Sequence[Group],
     build_rows: BuildRows,
     *,
+    max_length: int | None = None,
     scale_rewards: ScaleRewards = "group",
     mask_truncated_completions: bool = False,
 ) -> StepRows:
     """Rows of a step's groups, the trajectory's advantage on each of its rows.
 
-    The advantage also goes into `trajectory.meta["advantage"]`, so that it is recorded.
+    Rows over `max_length` tokens are left out and counted. The advantage also goes into
+    `trajectory.meta["advantage"]`, so that it is recorded.
     """
     step = StepRows()
     for group in groups:
@@ -63,12 +68,26 @@ def rows_of_groups(
                 step.unscored += 1
                 continue
             excluded = mask_truncated_completions and is_truncated(trajectory)
-            rows = [PolicyRow(row, excluded) for row in build_rows(trajectory) if any(row.loss_mask)]
+            fitting, too_long = _fitting_rows(trajectory, build_rows, max_length)
+            step.rows_over_length += too_long
+            rows = [PolicyRow(row, excluded) for row in fitting if any(row.loss_mask)]
             for item in rows:
                 item.row.advantage = advantage
             step.rowless += not rows
             step.rows += rows
     return step
+
+
+def _fitting_rows(
+    trajectory: Trajectory, build_rows: BuildRows, max_length: int | None
+) -> tuple[list[TrainingRow], int]:
+    """The rows of a trajectory within the limit, and the number of those over it."""
+    try:
+        rows = build_rows(trajectory)
+    except RowTooLong:
+        return [], 1
+    fitting = [row for row in rows if max_length is None or len(row.input_ids) <= max_length]
+    return fitting, len(rows) - len(fitting)
 
 
 def is_truncated(trajectory: Trajectory) -> bool:

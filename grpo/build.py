@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from grpo.update import PolicyUpdate
 from rollout.build import make_judge
 from rollout.chats import ChatImages, chat_row, read_chats
 from rollout.engine import RolloutEngine
-from rollout.rows import RowTooLong, TrainingRow, trajectory_row, turn_rows
+from rollout.rows import TrainingRow, trajectory_row, turn_rows
 from visor.env.crop import ImageCutter
 from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
@@ -75,10 +76,15 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
 
 
 def load_training_questions(config: GrpoConfig, corpus: PageStore) -> list[Question]:
-    """The questions of a run. ValueError when none is left, or when one has no gold pages, hence no Δ, and
-    such questions are not to be dropped."""
+    """The questions of a run; what the reader reports of them goes to stderr.
+
+    ValueError when none is left, or when one has no gold pages, hence no Δ, and such questions are not to be
+    dropped.
+    """
     problems: list[str] = []
     questions = load_questions(config.questions, corpus, problems)
+    for problem in problems:
+        print(f"questions: {problem}", file=sys.stderr)
     without = [question.question_id for question in questions if not question.gold_page_ids]
     if config.drop_questions_without_gold:
         questions = [question for question in questions if question.gold_page_ids]
@@ -86,11 +92,10 @@ def load_training_questions(config: GrpoConfig, corpus: PageStore) -> list[Quest
     if not questions:
         raise ValueError(f"{config.questions} holds no questions to train on")
     if without and not config.drop_questions_without_gold:
-        notes = f" (reported on reading: {'; '.join(problems[:3])})" if problems else ""
         raise ValueError(
             f"{len(without)} of {len(questions)} questions have no gold pages, so they have no retrieval "
             f"reward: {', '.join(without[:5])}; remove them from {config.questions}, or set "
-            f"drop_questions_without_gold{notes}"
+            "drop_questions_without_gold"
         )
     return questions
 
@@ -98,19 +103,16 @@ def load_training_questions(config: GrpoConfig, corpus: PageStore) -> list[Quest
 def row_builder(
     config: GrpoConfig, renderer: ChatRenderer, images: ImageSource
 ) -> Callable[[Trajectory], list[TrainingRow]]:
-    """The rows of a trajectory under the credit mode; those over `max_length` are left out."""
+    """The rows of a trajectory under the credit mode. A trajectory row is cut to `max_length`, or raises
+    RowTooLong; turn rows have any length (`rows_of_groups` leaves the long ones out)."""
 
     def whole(trajectory: Trajectory) -> list[TrainingRow]:
         if not trajectory.turns:
             return []
-        try:
-            return [trajectory_row(trajectory, renderer, images, config.max_length)]
-        except RowTooLong:
-            return []
+        return [trajectory_row(trajectory, renderer, images, config.max_length)]
 
     def turns(trajectory: Trajectory) -> list[TrainingRow]:
-        rows = turn_rows(trajectory, renderer, images)
-        return [row for row in rows if len(row.input_ids) <= config.max_length]
+        return turn_rows(trajectory, renderer, images)
 
     return whole if config.credit == "trajectory" else turns
 

@@ -33,7 +33,8 @@ def reward_metrics(results: Sequence[ResultRow]) -> dict:
 def update_metrics(report: UpdateReport, has_reference: bool) -> dict:
     """Loss and gradient norm: means over the step's updates. kl (None without a reference), entropy (nats)
     and clip_ratio: means over the trained tokens of all updates. logprob_gap: |log p under the training row −
-    log p at sampling| over the tokens of the first iteration."""
+    log p at sampling| while the policy is still the one that sampled: over the tokens of the first iteration,
+    or, where they are not scored before the updates (turn mode), of the step's first update."""
     stats = report.stats
     metrics = {
         "loss": _mean(report.loss),
@@ -56,6 +57,7 @@ def row_metrics(rows: StepRows) -> dict:
         "groups_dropped": rows.groups_dropped,
         "unscored": rows.unscored,
         "rowless": rows.rowless,
+        "rows_over_length": rows.rows_over_length,
         "rows": len(rows.rows),
         "turns_cut": sum(item.row.turns_cut for item in rows.rows),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +107,7 @@ class GrpoTrainer:
         rows = rows_of_groups(
             groups,
             self.build_rows,
+            max_length=self.config.max_length,
             scale_rewards=self.config.scale_rewards,
             mask_truncated_completions=self.config.mask_truncated_completions,
         )
@@ -115,7 +117,10 @@ class GrpoTrainer:
         rate = self.scheduler.get_last_lr()[0]
         seed = derive_seed(self.config.seed, "updates", step)
         report = self.update.run(rows.rows, self._auxiliary(step), seed)
-        self.scheduler.step()
+        with warnings.catch_warnings():
+            # A step without a gradient leaves the optimizer alone and still counts in the schedule.
+            warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
+            self.scheduler.step()
         watch.lap("update")
         return {
             "step": step,

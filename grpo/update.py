@@ -30,6 +30,7 @@ class UpdateReport:
     loss: list[float] = field(default_factory=list)
     """Policy loss of each update, before the auxiliary loss."""
     auxiliary_loss: list[float] = field(default_factory=list)
+    """Token mean over the auxiliary rows of all processes; empty when there are none."""
     grad_norm: list[float] = field(default_factory=list)
     stats: LossStats = field(default_factory=LossStats)
     gap_sum: float = 0.0
@@ -42,9 +43,7 @@ class UpdateReport:
         parts: list[UpdateReport] = gather_object([self])
         total = UpdateReport(grad_norm=self.grad_norm)
         total.loss = [sum(values) for values in zip(*(part.loss for part in parts))]
-        total.auxiliary_loss = [
-            sum(values) / len(parts) for values in zip(*(p.auxiliary_loss for p in parts))
-        ]
+        total.auxiliary_loss = [sum(values) for values in zip(*(part.auxiliary_loss for part in parts))]
         total.stats = sum((part.stats for part in parts), LossStats())
         total.gap_sum = sum(part.gap_sum for part in parts)
         total.gap_max = max(part.gap_max for part in parts)
@@ -101,17 +100,30 @@ class PolicyUpdate:
         updates = self._split(rows, seed)
         single = len(updates) == 1 and self.num_iterations == 1
         old = {} if single or self.exact_context else self._rescored(rows)
+        moved = False
         for iteration in range(self.num_iterations):
             for update in updates:
-                self._update(update, auxiliary, old, report, measure_gap=iteration == 0)
+                # Without log-probabilities from before the updates, a policy that has moved is another one
+                # than sampled: what differs then is no fault of the rows.
+                measure_gap = iteration == 0 and (bool(old) or not moved)
+                moved |= self._update(update, auxiliary, old, report, measure_gap)
         return report.gathered()
 
     # ------------------------------------------------------------ one update
 
-    def _update(self, rows, auxiliary, old, report: UpdateReport, measure_gap: bool) -> None:
+    def _update(self, rows, auxiliary, old, report: UpdateReport, measure_gap: bool) -> bool:
+        """One optimizer step; False when no process has a row with a gradient, and nothing is moved then (the
+        optimizer's momentum alone would move the weights)."""
         coefficients = self._coefficients(rows)
         batches = self._micro_batches(rows, coefficients)
-        report.auxiliary_loss += [self._auxiliary_backward(auxiliary)] if auxiliary else []
+        auxiliary_tokens = sum(gather_object([sum(sum(row.loss_mask) for row in auxiliary)]))
+        if not batches and not auxiliary_tokens:
+            report.loss.append(0.0)
+            report.grad_norm.append(0.0)
+            return False
+        if auxiliary_tokens:
+            report.auxiliary_loss.append(self._auxiliary_backward(auxiliary, auxiliary_tokens))
+        batches = batches or [self._padding(coefficients)]
         total = 0.0
         for index, batch in enumerate(batches):
             with self._synchronised(index == len(batches) - 1):
@@ -124,6 +136,7 @@ class PolicyUpdate:
         self.optimizer.zero_grad()
         report.loss.append(total)
         report.grad_norm.append(float(norm) if norm is not None else 0.0)
+        return True
 
     def _batch_loss(self, batch_rows, coefficients, old, report: UpdateReport, measure_gap: bool) -> Tensor:
         batch = self.collate([item.row for item in batch_rows])
@@ -136,7 +149,9 @@ class PolicyUpdate:
         if self.exact_context and sampled is not None:
             before = sampled
         elif old:
-            before = _padded([old[id(item)] for item in batch_rows], logprobs)
+            # Padding has no score of its own, and weight 0.
+            scored = [old.get(id(item), now) for item, now in zip(batch_rows, logprobs.detach())]
+            before = _padded(scored, logprobs)
         else:
             before = logprobs.detach()
         device = logprobs.device
@@ -168,15 +183,16 @@ class PolicyUpdate:
         report.gap_max = max(report.gap_max, gap.max().item())
         report.gap_tokens += mask.sum().item()
 
-    def _auxiliary_backward(self, rows: Sequence[TrainingRow]) -> float:
-        """Add the gradient of weight × token-mean loss of the auxiliary rows of this process."""
-        total = sum(sum(row.loss_mask) for row in rows)
+    def _auxiliary_backward(self, rows: Sequence[TrainingRow], total_tokens: int) -> float:
+        """Add the gradient of weight × token-mean loss of the auxiliary rows of all processes; returns the
+        share of this process's rows in that mean. `total_tokens`: trained tokens on all processes."""
+        factor = self.auxiliary_weight * self.accelerator.num_processes  # processes average their gradients
         value = 0.0
         for start in range(0, len(rows), self.micro_batch_size):
             batch = self.collate(rows[start : start + self.micro_batch_size])
             with self._synchronised(False):
-                loss = -forward_logprobs(self.model, batch).sum() / total
-                self.accelerator.backward(loss * self.auxiliary_weight)
+                loss = -forward_logprobs(self.model, batch).sum() / total_tokens
+                self.accelerator.backward(loss * factor)
             value += loss.item()
         return value
 
@@ -208,31 +224,40 @@ class PolicyUpdate:
         return {id(item): weight for item, weight in zip(rows, weights[first : first + len(rows)])}
 
     def _micro_batches(self, rows, coefficients: dict[int, float]) -> list[list[PolicyRow]]:
-        """Rows that have a gradient, longest first, in micro-batches; as many on every process."""
+        """Rows that have a gradient, longest first, in micro-batches; as many on every process, none when no
+        process has such a row."""
         active = [item for item in rows if coefficients[id(item)] and self._has_gradient(item)]
         active.sort(key=lambda item: -len(item.row.input_ids))
         size = self.micro_batch_size
         batches = [active[i : i + size] for i in range(0, len(active), size)]
+        count = max(gather_object([len(batches)]))
+        return batches + [self._padding(coefficients)] * (count - len(batches))
+
+    def _padding(self, coefficients: dict[int, float]) -> list[PolicyRow]:
+        """A micro-batch without a gradient, entered into the coefficients with weight 0."""
         padding = PolicyRow(self.empty_row, excluded=True)
         coefficients[id(padding)] = 0.0
-        count = max(1, *gather_object([len(batches)]))
-        return batches + [[padding]] * (count - len(batches))
+        return [padding]
 
     def _has_gradient(self, item: PolicyRow) -> bool:
         # Without a KL term a zero advantage means zero loss: the row keeps its place in the token mean only.
         return bool(item.row.advantage) or self.settings.beta > 0
 
     def _rescored(self, rows: Sequence[PolicyRow]) -> dict[int, Tensor]:
-        """Log-probabilities (L,) of each row under the policy before the updates, by id."""
+        """Log-probabilities (L,) of each row under the policy before the updates, by id; without dropout, as
+        at sampling."""
         scored = {}
+        model = self.accelerator.unwrap_model(self.model)
+        model.eval()
         ordered = sorted(rows, key=lambda item: -len(item.row.input_ids))
         for start in range(0, len(ordered), self.micro_batch_size):
             part = ordered[start : start + self.micro_batch_size]
             batch = self.collate([item.row for item in part])
             with torch.no_grad(), self.accelerator.autocast():
-                logprobs = forward_logprobs(self.accelerator.unwrap_model(self.model), batch)
+                logprobs = forward_logprobs(model, batch)
             for item, values in zip(part, logprobs):
                 scored[id(item)] = values[: len(item.row.input_ids)]
+        self.model.train()
         return scored
 
     def _synchronised(self, last: bool):

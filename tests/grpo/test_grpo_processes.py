@@ -54,12 +54,26 @@ def same_within(one: Path, other: Path, tolerance: float) -> None:
     assert max((ours[name] - theirs[name]).abs().max().item() for name in ours) < tolerance
 
 
+def write_reading(folder: Path) -> str:
+    """Auxiliary chats of unequal length, so that the processes' shares of the token mean differ."""
+    lines = [
+        {"messages": [{"role": "user", "content": "page"}, {"role": "assistant", "content": " apple" * n}]}
+        for n in (1, 2, 7)
+    ]
+    path = folder / "reading.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["data parallel", "deepspeed"])
 def test_two_processes_equal_one(kind, world, tmp_path):
     if kind == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed")
-    settings = {"beta": 0.1, "learning_rate": 3e-4, "per_device_train_batch_size": 2, "questions_per_step": 3}
+    settings = {
+        "beta": 0.1, "learning_rate": 3e-4, "per_device_train_batch_size": 2, "questions_per_step": 3,
+        "auxiliary": {"path": write_reading(tmp_path), "weight": 0.5, "rows_per_step": 3},
+    }  # fmt: skip
     environment = DEEPSPEED if kind == "deepspeed" else {"ACCELERATE_USE_CPU": "true"}
     launch(grpo_settings(world, tmp_path / "one", **settings), 1, tmp_path)
     launch(grpo_settings(world, tmp_path / "two", **settings), 2, tmp_path, **environment)
@@ -70,3 +84,16 @@ def test_two_processes_equal_one(kind, world, tmp_path):
         resumed = grpo_settings(world, tmp_path / "resumed", **settings, max_steps=steps)
         launch(resumed, 2, tmp_path, **environment)
     same_within(tmp_path / "two", tmp_path / "resumed", tolerance=1e-12)
+
+
+@pytest.mark.slow
+def test_processes_with_unequal_rows_take_several_updates(world, tmp_path):
+    """Three questions on two processes, no KL term: the process with fewer rows pads whole updates."""
+    settings = grpo_settings(
+        world, tmp_path / "run", questions_per_step=3, max_steps=2, gradient_accumulation_steps=1,
+        per_device_train_batch_size=2,
+    )  # fmt: skip
+    launch(settings, 2, tmp_path, ACCELERATE_USE_CPU="true")
+    metrics = read_metrics(tmp_path / "run")
+    assert [line["rows"] for line in metrics] == [9, 9]
+    assert all(line["grad_norm"] > 0 for line in metrics)

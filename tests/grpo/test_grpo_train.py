@@ -187,6 +187,14 @@ def test_turn_rows_that_are_not_what_was_sampled_stop_the_run(world, tmp_path):
         trainer.train()
 
 
+def test_rows_over_the_limit_are_counted_in_the_metrics(world, tmp_path):
+    trainer_for(world, tmp_path / "whole", credit="turn", max_steps=1).train()
+    trainer_for(world, tmp_path / "short", credit="turn", max_steps=1, max_length=40).train()
+    (whole,), (short,) = (read_metrics(tmp_path / name) for name in ("whole", "short"))
+    assert whole["rows_over_length"] == 0 < short["rows_over_length"]
+    assert short["rows"] + short["rows_over_length"] == whole["rows"]
+
+
 def test_unscored_trajectories_leave_the_loss(world, tmp_path):
     def scorer(trajectory: Trajectory, question: Question, judge) -> RewardBreakdown:
         if trajectory.sample_index == 1:
@@ -255,6 +263,18 @@ def test_questions_without_gold_pages_are_refused(world, tmp_path):
         world, tmp_path / "run", questions=f"questions:{path}", drop_questions_without_gold=True
     )
     assert [question.question_id for question in kept.questions] == ["q1", "q2", "q3", "q4"]
+
+
+def test_what_the_reader_reports_is_shown(world, tmp_path, capsys):
+    good = Question(question_id="g", text="apple number", gold_answers=["1"], gold_page_ids=["deck#page=1"])
+    stray = good.model_copy(update={"question_id": "stray", "gold_page_ids": ["nowhere#page=1"]})
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(q.model_dump_json() + "\n" for q in (good, stray)))
+    trainer_for(
+        world, tmp_path / "run", questions=f"questions:{path}", drop_questions_without_gold=True
+    )  # fmt: skip
+    assert "questions: " in (shown := capsys.readouterr().err)
+    assert "stray" in shown
 
 
 def test_another_configuration_in_the_same_folder_is_refused(world, tmp_path):
