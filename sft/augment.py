@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -187,7 +188,11 @@ async def augment_all(
     recorder: Recorder,
     max_concurrency: int = 16,
 ) -> AugmentReport:
-    """Augment, score and record every trajectory that is not in the recorder yet."""
+    """Augment, score and record every trajectory that is not in the recorder yet.
+
+    What goes wrong with one trajectory (an outage of the teacher, a context too long for it) is printed and
+    counted in `left_out` under the type of the fault; the others go on, and the next run tries it again.
+    """
     report, slots = AugmentReport(), asyncio.Semaphore(max_concurrency)
 
     async def one(trajectory: Trajectory) -> None:
@@ -197,6 +202,12 @@ async def augment_all(
                 edited = await augmenter.augment(trajectory, question)
             except CannotAugment as reason:
                 report.left_out[str(reason)] += 1
+                return
+            except Exception as fault:
+                kind = type(fault).__name__
+                report.left_out[f"fault: {kind}"] += 1
+                name = f"{trajectory.question_id}/{trajectory.sample_index}"
+                print(f"{name}: {kind}: {fault}", file=sys.stderr)
                 return
         edited.reward = await ascore(edited, question, judge)
         recorder.append(edited)

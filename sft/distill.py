@@ -10,14 +10,15 @@ episode settings say otherwise. The same command again goes on where it stopped.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from pathlib import Path
 
 from pydantic import Field
 
 from data.questions import load_questions
 from rollout.build import AgentConfig, build_agent, make_judge
 from rollout.engine import EpisodeJob, RolloutEngine
-from rollout.recorder import Recorder
+from rollout.recorder import Key, Recorder, read_lines, rewrite, sample_key
 from sft.command import explained
 from visor.config import parse_cli
 from visor.env.config import EpisodeConfig
@@ -35,7 +36,7 @@ class DistillConfig(AgentConfig):
     questions: str
     """Training questions as reader:PATH."""
     output: str
-    """JSON lines of trajectories; existing ones are kept and not asked again."""
+    """JSON lines of trajectories; existing ones are kept and not asked again, but for failed ones."""
     episode: EpisodeConfig = Field(default_factory=append_context)
     samples: int = Field(1, ge=1)
     """Trajectories of each question."""
@@ -49,35 +50,43 @@ class DistillConfig(AgentConfig):
 
 
 def distill(config: DistillConfig, client: PolicyClient | None = None) -> tuple[int, int]:
-    """Record what is missing; returns (recorded, failed). `client` stands in for the configured model.
+    """Record what is missing; returns (answered, failed). `client` stands in for the configured model.
 
-    A trajectory that a fault of the environment or of the teacher's endpoint ended is not recorded: the next
-    run asks again.
+    A trajectory that a fault of the environment or of the teacher's endpoint ended is recorded with its
+    `error`, so that no question is missing from the file; the next run asks it again.
     """
     agent = build_agent(config, client)
     questions = load_questions(config.questions, agent.corpus)[: config.limit]
     judge = make_judge(config.judge, ImageCutter(agent.corpus))
     engine = RolloutEngine(agent.system, judge, max_concurrency=config.max_concurrency)
+    wanted = {
+        (question.question_id, sample): EpisodeJob(question, config.seed, sample)
+        for question in questions
+        for sample in range(config.samples)
+    }
     failed = 0
+    _drop_failed(Path(config.output), wanted.keys())
     with Recorder(config.output) as recorder:
-        before = len(recorder.done)
-        jobs = [
-            EpisodeJob(question, config.seed, sample)
-            for question in questions
-            for sample in range(config.samples)
-            if (question.question_id, sample) not in recorder.done
-        ]
+        jobs = [job for key, job in wanted.items() if key not in recorder.done]
 
         def on_done(job: EpisodeJob, trajectory: Trajectory) -> None:
             nonlocal failed
+            recorder.append(trajectory)
             if trajectory.error:
                 failed += 1
                 print(f"{job.question.question_id}: {trajectory.error.message}", file=sys.stderr)
-            else:
-                recorder.append(trajectory)
 
         engine.run_each(jobs, on_done)
-        return len(recorder.done) - before, failed
+        return len(jobs) - failed, failed
+
+
+def _drop_failed(path: Path, wanted: Set[Key]) -> None:
+    """Take the failed trajectories that this run asks again out of the file; others stay."""
+    with Recorder(path):
+        pass  # cuts a torn last line off
+    failed = {sample_key(record) for record in read_lines(path) if record.get("error")} & wanted
+    if failed:
+        rewrite(path, (record for record in read_lines(path) if sample_key(record) not in failed))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -86,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     with explained("sft.distill"):
         recorded, failed = distill(config)
-    print(f"{recorded} trajectories recorded, {failed} failed and left for another run")
+    print(f"{recorded} trajectories recorded, {failed} more that failed; another run asks those again")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from sft.augment import (
 )
 from visor.env.config import EpisodeConfig
 from visor.env.prompts import load_prompts
+from visor.models.base import ContextTooLong
 from visor.types import Completion, Search
 
 STATEMENT = "verify it with one more search"
@@ -129,6 +130,34 @@ def test_all_are_recorded_scored_and_counted(play, tmp_path):
 
     records = list(read_lines(tmp_path / "out.jsonl"))
     assert [(r["reward"]["delta"], r["reward"]["verdict"]) for r in records] == [(1, True)] * 2
+
+
+def test_a_fault_costs_its_own_trajectory_only(play, tmp_path, capsys):
+    class Failing(Teacher):
+        async def complete(self, request):
+            faults = {2: ConnectionError("503"), 3: ContextTooLong("9000 tokens")}
+            asked = next(m.text for m in request.messages if m.role == "user")
+            for number, fault in faults.items():
+                if play.questions[f"q{number}"].text in asked:
+                    raise fault
+            return await super().complete(request)
+
+    trajectories = [play([search("apple number"), answer("1")], number=n) for n in (2, 1, 3)]
+    trajectories.append(play([search("brick number"), answer("2")], number=2, sample_index=1))
+    with Recorder(tmp_path / "out.jsonl") as recorder:
+        working = augment_all(
+            augmenter(play, Failing()), trajectories, play.questions, RuleJudge(), recorder
+        )  # fmt: skip
+        report = asyncio.run(working)
+    assert report.left_out == {"fault: ConnectionError": 2, "fault: ContextTooLong": 1}
+    assert recorder.done == {("q1", 0)}
+    assert "q2/1: ConnectionError: 503" in capsys.readouterr().err
+    with Recorder(tmp_path / "out.jsonl") as recorder:
+        working = augment_all(
+            augmenter(play), trajectories, play.questions, RuleJudge(), recorder
+        )  # fmt: skip
+        report = asyncio.run(working)
+    assert (report.read, report.kept) == (3, 3)
 
 
 def test_a_statement_without_verification_is_refused(play):

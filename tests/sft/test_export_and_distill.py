@@ -4,6 +4,7 @@ import pytest
 from training_world import EPISODE, answer, search
 
 from rollout.chats import ChatImages, chat_row, read_chats
+from rollout.recorder import read_lines
 from rollout.rows import trajectory_row, turn_rows
 from sft.distill import DistillConfig, distill
 from sft.export import export
@@ -55,7 +56,7 @@ class Teacher:
         return Completion(text=search("apple number") if replies < 2 else answer("1"))
 
 
-def test_distillation_appends_resumes_and_keeps_no_fault(world, tmp_path):
+def test_distillation_appends_resumes_and_asks_failed_ones_again(world, tmp_path):
     config = DistillConfig(
         model="script:unused", corpus=str(world / "corpus"), output=str(tmp_path / "out.jsonl"),
         questions=f"questions:{world / 'questions.jsonl'}", limit=2,
@@ -64,8 +65,15 @@ def test_distillation_appends_resumes_and_keeps_no_fault(world, tmp_path):
     teacher = Teacher()
     teacher.broken = True
     assert distill(config, teacher) == (0, 2)
+    # A failed episode is a record, never a missing row; one that is not asked again stays.
+    faults = {r["question_id"]: r["error"]["message"] for r in read_lines(tmp_path / "out.jsonl")}
+    assert faults.keys() == {"q1", "q2"}
+    assert "the endpoint is down" in faults["q1"]
     teacher = Teacher()
-    assert distill(config, teacher) == (2, 0)
+    assert distill(config.model_copy(update={"limit": 1}), teacher) == (1, 0)
+    left = {r["question_id"]: bool(r["error"]) for r in read_lines(tmp_path / "out.jsonl")}
+    assert left == {"q1": False, "q2": True}
+    assert distill(config, teacher) == (1, 0)
     assert distill(config.model_copy(update={"limit": 3}), teacher) == (1, 0)
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert sorted(r["question_id"] for r in records) == ["q1", "q2", "q3"]
