@@ -205,7 +205,6 @@ def _overlay(box: Box, size: tuple[int, int]) -> str:
 def _context(turn: Turn, trajectory: Trajectory) -> str:
     images = sum(len(message.images) for message in turn.context)
     evidence = evidence_text(turn, trajectory)
-    block = f"<pre>{escape(evidence)}</pre>" if evidence else "<p>no evidence yet</p>"
-    return (
-        f"<details><summary>context: {images} image{'s' * (images != 1)}, evidence</summary>{block}</details>"
-    )
+    block = f"<pre>{escape(evidence)}</pre>" if evidence else "<p>No evidence is shown at this call.</p>"
+    shown = f"{images} image{'s' * (images != 1)}, {'evidence' if evidence else 'no evidence'}"
+    return f"<details><summary>context: {shown}</summary>{block}</details>"
