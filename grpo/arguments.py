@@ -37,6 +37,8 @@ class GrpoConfig(Config):
     episode: EpisodeConfig = EpisodeConfig()
     judge: str = "rule"
     """rule, or the spec of a model that judges answers, as in evaluation."""
+    reward: str = "visor"
+    """Name of the reward, one of `rewards.REWARDS`."""
 
     questions_per_step: int = Field(8, ge=1)
     num_generations: int = Field(5, ge=2)

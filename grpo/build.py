@@ -17,6 +17,7 @@ from grpo.arguments import GrpoConfig
 from grpo.resume import find_checkpoint, write_run_config
 from grpo.trainer import GrpoTrainer
 from grpo.update import PolicyUpdate
+from rewards import Reward, get_reward
 from rollout.build import make_judge
 from rollout.chats import ChatImages, chat_row, read_chats
 from rollout.engine import RolloutEngine
@@ -36,6 +37,7 @@ from visor.types import PageStore, Question, Trajectory
 
 def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     """Everything of a run, resumed where its folder says so. ValueError for what cannot be trained."""
+    reward = get_reward(config.reward)
     checkpoint = find_checkpoint(config)
     corpus = Corpus.open(config.corpus)
     questions = load_training_questions(config, corpus)
@@ -63,7 +65,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         optimizer=optimizer,
         scheduler=scheduler,
         update=_update(config, accelerator, model, optimizer, renderer, images),
-        engine=_engine(config, corpus, client, images),
+        engine=_engine(config, corpus, client, images, reward),
         client=client,
         questions=questions,
         build_rows=row_builder(config, renderer, images),
@@ -227,13 +229,13 @@ def _client(config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSour
 
 
 def _engine(
-    config: GrpoConfig, corpus: PageStore, client: PolicyClient, images: ImageSource
+    config: GrpoConfig, corpus: PageStore, client: PolicyClient, images: ImageSource, reward: Reward
 ) -> RolloutEngine:
     sampling = Sampling(config.temperature, config.top_p, config.max_completion_length)
     retriever = open_index(config.index or default_index_path(config.corpus), corpus)
     prompts = load_prompts(config.episode.prompts)
     system = VisorSystem(client, retriever, corpus, config.episode, prompts, sampling)
-    return RolloutEngine(system, make_judge(config.judge, images), max_concurrency=config.max_concurrency)
+    return RolloutEngine(system, make_judge(config.judge, images), reward, config.max_concurrency)
 
 
 def _auxiliary_rows(config: GrpoConfig, renderer: ChatRenderer, images: ImageSource) -> list[TrainingRow]:

@@ -37,7 +37,10 @@ def find_checkpoint(config: GrpoConfig) -> Path | None:
     if checkpoint and (output_dir / RUN_CONFIG).exists():
         stored = json.loads((output_dir / RUN_CONFIG).read_text())
         present = json.loads(config.model_dump_json())
-        changed = [k for k in present if k not in FREE_TO_CHANGE and stored.get(k) != present[k]]
+        # A run from before a setting existed ran with what is its default now.
+        defaults = {name: field.default for name, field in GrpoConfig.model_fields.items()}
+        before = defaults | stored
+        changed = [k for k in present if k not in FREE_TO_CHANGE and before[k] != present[k]]
         if changed:
             raise ValueError(
                 f"{output_dir} holds a run with other settings ({', '.join(changed)}); "

@@ -1,13 +1,24 @@
-"""Trajectory → reward. A reward is a pure function of (trajectory, question, judgement)."""
+"""Trajectory → reward: the judge is asked, then the reward is a pure function of what it said.
+
+A new reward is a module of this folder and a line in `REWARDS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from rewards.combine import Judgement, visor_reward
+from rewards.combine import ascore
+from rewards.judge import Judge
 from visor.types import Question, RewardBreakdown, Trajectory
 
-RewardFunction = Callable[[Trajectory, Question, Judgement], RewardBreakdown]
+Reward = Callable[[Trajectory, Question, Judge], Awaitable[RewardBreakdown]]
 
-REWARDS: dict[str, RewardFunction] = {"visor": visor_reward}
+REWARDS: dict[str, Reward] = {"visor": ascore}
 """Rewards by the name that a configuration gives them."""
+
+
+def get_reward(name: str) -> Reward:
+    """The reward of a name; ValueError naming the known ones."""
+    if name not in REWARDS:
+        raise ValueError(f"unknown reward {name!r}; known: {', '.join(sorted(REWARDS))}")
+    return REWARDS[name]

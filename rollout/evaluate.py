@@ -16,10 +16,18 @@ from pathlib import Path
 from pydantic import Field
 
 from data.questions import load_questions
+from rewards import get_reward
 from rollout.build import Agent, AgentConfig, build_agent, describe_data, describe_model, make_judge
 from rollout.engine import EpisodeJob, RolloutEngine
 from rollout.fingerprints import code_fingerprint
-from rollout.manifest import MixedRunError, RunManifest, environment_fields, open_run
+from rollout.manifest import (
+    MANIFEST_NAME,
+    MixedRunError,
+    RunManifest,
+    environment_fields,
+    open_run,
+    read_manifest,
+)
 from rollout.metrics import Metrics
 from rollout.progress import Progress
 from rollout.run_folder import RunFolder
@@ -40,6 +48,8 @@ class EvaluateConfig(AgentConfig):
     """Run folder."""
     judge: str = "rule"
     """rule, or the spec of a model that judges answers."""
+    reward: str = "visor"
+    """Name of the reward, one of `rewards.REWARDS`."""
     samples: int = Field(1, ge=1)
     """Samples of each question."""
     limit: int | None = Field(None, ge=1)
@@ -66,6 +76,7 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
 
     Raises ValueError for a configuration that cannot run, MixedRunError for a folder of another run.
     """
+    reward = get_reward(config.reward)
     agent = build_agent(config, client)
     questions = _load_questions(config.benchmark, agent.corpus)
     judge = make_judge(config.judge, ImageCutter(agent.corpus))
@@ -73,7 +84,7 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
     _check_folder(config, manifest)
     for note in open_run(config.output, manifest, config.allow_mixed):
         print(f"mixed run: {note}", file=sys.stderr)
-    engine = RolloutEngine(agent.system, judge, max_concurrency=config.max_concurrency)
+    engine = RolloutEngine(agent.system, judge, reward, config.max_concurrency)
     by_id = {question.question_id: question for question in questions}
     folder = RunFolder(config.output, by_id, config.sync_every, config.prompt_ids)
     try:
@@ -142,6 +153,13 @@ def _check_folder(config: EvaluateConfig, manifest: RunManifest) -> None:
     output = Path(config.output)
     if not config.resume and output.is_dir() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty; take another output folder, or let the run --resume true")
+    if (output / MANIFEST_NAME).exists() and not config.allow_mixed:
+        stored = read_manifest(output).arguments.get("reward", EvaluateConfig.model_fields["reward"].default)
+        if stored != config.reward:
+            raise MixedRunError(
+                f"{output} holds rows scored with the reward {stored!r}, not {config.reward!r}; take another "
+                "output folder, or --allow_mixed to add to it all the same"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

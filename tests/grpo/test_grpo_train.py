@@ -251,6 +251,29 @@ def test_auxiliary_loss_is_added_and_falls(world, tmp_path):
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_the_named_reward_is_the_one_of_the_rollouts(world, tmp_path, monkeypatch):
+    from rewards import REWARDS
+
+    async def by_sample(trajectory, question, judge):
+        return RewardBreakdown(total=float(trajectory.sample_index), judge=judge.name)
+
+    monkeypatch.setitem(REWARDS, "by_sample", by_sample)
+    settings = grpo_settings(world, tmp_path / "run", max_steps=1, reward="by_sample")
+    build_trainer(GrpoConfig(**settings)).train()
+    assert read_metrics(tmp_path / "run")[0]["reward"] == 1.0  # samples 0, 1 and 2 of each question
+    with pytest.raises(ValueError, match=r"unknown reward 'no'; known: by_sample, visor"):
+        build_trainer(GrpoConfig(**{**settings, "reward": "no"}))
+
+
+def test_a_run_from_before_a_setting_existed_goes_on(world, tmp_path):
+    trainer_for(world, tmp_path, max_steps=1).train()
+    path = tmp_path / "run_config.json"
+    stored = json.loads(path.read_text())
+    del stored["reward"]
+    path.write_text(json.dumps(stored))
+    assert trainer_for(world, tmp_path, max_steps=2).step_done == 1
+
+
 def test_questions_without_gold_pages_are_refused(world, tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text(Question(question_id="bare", text="x", gold_answers=["1"]).model_dump_json() + "\n")

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_helpers import fault, load_json, question, trajectory
 
-from rewards import REWARDS
+from rewards import REWARDS, get_reward
 from rewards.combine import Judgement, ascore, score, visor_reward
 from rewards.judge import RuleJudge, Verdict
 from rewards.retrieval import retrieval_outcome, retrieval_reward
@@ -176,7 +176,9 @@ def test_case_hint_leak_scores_no_answer():
 
 
 def test_the_registry_names_the_reward():
-    assert REWARDS["visor"] is visor_reward
+    assert get_reward("visor") is REWARDS["visor"] is ascore
+    with pytest.raises(ValueError, match=r"unknown reward 'visr'; known: visor"):
+        get_reward("visr")
 
 
 def slow_total(script: str, gold: set[str], answer, correct: bool, honest: bool) -> float:

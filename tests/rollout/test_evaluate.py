@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from rewards import REWARDS
 from rewards.judge import RuleJudge, Verdict
 from rollout import evaluate as module
 from rollout.evaluate import EvaluateConfig, evaluate, main
 from rollout.manifest import MixedRunError, read_manifest
 from rollout.recorder import read_lines
 from visor.config import load_config
-from visor.types import Completion
+from visor.types import Completion, RewardBreakdown
 
 
 @pytest.fixture
@@ -110,6 +111,20 @@ def test_an_answer_without_a_verdict_is_judged_again_but_not_asked_again(config,
     assert client.asked == []
     rewards = [record["reward"]["verdict"] for record in read_lines(f"{config.output}/trajectories.jsonl")]
     assert sorted(rewards) == [False, True, True, True]
+
+
+def test_the_named_reward_scores_and_is_not_mixed_with_another(config, client, monkeypatch):
+    async def quarter(trajectory, question, judge):
+        return RewardBreakdown(total=0.25, judge=judge.name, verdict=True)
+
+    monkeypatch.setitem(REWARDS, "quarter", quarter)
+    named = config.model_copy(update={"reward": "quarter"})
+    assert evaluate(named, client)["mean_reward"] == 0.25
+    with pytest.raises(MixedRunError, match="scored with the reward 'quarter', not 'visor'"):
+        evaluate(config, client)
+    evaluate(config.model_copy(update={"allow_mixed": True}), client)
+    with pytest.raises(ValueError, match=r"unknown reward 'q'; known: quarter, visor"):
+        evaluate(config.model_copy(update={"reward": "q"}), client)
 
 
 def test_another_run_is_refused_by_name_unless_allowed(config, client, capsys):
