@@ -10,17 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_world import grpo_settings, read_metrics, spread_reward
+from training_world import read_metrics, spread_reward, trainer_for
 
-from grpo.arguments import GrpoConfig
-from grpo.build import build_trainer
 from visor.types import Question, RewardBreakdown, Trajectory
-
-
-def trainer_for(world, output_dir, scorer=spread_reward, **overrides):
-    trainer = build_trainer(GrpoConfig(**grpo_settings(world, output_dir, **overrides)))
-    trainer.engine.scorer = scorer
-    return trainer
 
 
 class Killed(BaseException):
@@ -249,77 +241,3 @@ def test_auxiliary_loss_is_added_and_falls(world, tmp_path):
     trainer_for(world, tmp_path / "run", auxiliary=auxiliary, max_steps=6, learning_rate=5e-3).train()
     losses = [m["auxiliary_loss"] for m in read_metrics(tmp_path / "run")]
     assert losses[-1] < 0.7 * losses[0]
-
-
-def test_the_named_reward_is_the_one_of_the_rollouts(world, tmp_path, monkeypatch):
-    from rewards import REWARDS
-
-    async def by_sample(trajectory, question, judge):
-        return RewardBreakdown(total=float(trajectory.sample_index), judge=judge.name)
-
-    monkeypatch.setitem(REWARDS, "by_sample", by_sample)
-    settings = grpo_settings(world, tmp_path / "run", max_steps=1, reward="by_sample")
-    build_trainer(GrpoConfig(**settings)).train()
-    assert read_metrics(tmp_path / "run")[0]["reward"] == 1.0  # samples 0, 1 and 2 of each question
-    with pytest.raises(ValueError, match=r"unknown reward 'no'; known: by_sample, visor"):
-        build_trainer(GrpoConfig(**{**settings, "reward": "no"}))
-
-
-def test_a_run_from_before_a_setting_existed_goes_on(world, tmp_path):
-    trainer_for(world, tmp_path, max_steps=1).train()
-    path = tmp_path / "run_config.json"
-    stored = json.loads(path.read_text())
-    del stored["reward"]
-    path.write_text(json.dumps(stored))
-    assert trainer_for(world, tmp_path, max_steps=2).step_done == 1
-
-
-def test_questions_without_gold_pages_are_refused(world, tmp_path):
-    path = tmp_path / "questions.jsonl"
-    path.write_text(Question(question_id="bare", text="x", gold_answers=["1"]).model_dump_json() + "\n")
-    with pytest.raises(ValueError, match=r"no gold pages.*bare"):
-        trainer_for(world, tmp_path / "run", questions=f"questions:{path}")
-    with pytest.raises(ValueError, match="no questions to train on"):
-        trainer_for(world, tmp_path / "run", questions=f"questions:{path}", drop_questions_without_gold=True)
-    path.write_text(path.read_text() + (world / "questions.jsonl").read_text())
-    kept = trainer_for(
-        world, tmp_path / "run", questions=f"questions:{path}", drop_questions_without_gold=True
-    )
-    assert [question.question_id for question in kept.questions] == ["q1", "q2", "q3", "q4"]
-
-
-def test_what_the_reader_reports_is_shown(world, tmp_path, capsys):
-    good = Question(question_id="g", text="apple number", gold_answers=["1"], gold_page_ids=["deck#page=1"])
-    stray = good.model_copy(update={"question_id": "stray", "gold_page_ids": ["nowhere#page=1"]})
-    path = tmp_path / "questions.jsonl"
-    path.write_text("".join(q.model_dump_json() + "\n" for q in (good, stray)))
-    trainer_for(
-        world, tmp_path / "run", questions=f"questions:{path}", drop_questions_without_gold=True
-    )  # fmt: skip
-    assert "questions: " in (shown := capsys.readouterr().err)
-    assert "stray" in shown
-
-
-def test_another_configuration_in_the_same_folder_is_refused(world, tmp_path):
-    trainer_for(world, tmp_path, max_steps=1).train()
-    with pytest.raises(ValueError, match=r"other settings.*learning_rate"):
-        trainer_for(world, tmp_path, max_steps=2, learning_rate=5e-4)
-    with pytest.raises(ValueError, match="holds checkpoints"):
-        trainer_for(world, tmp_path, max_steps=2, resume_from_checkpoint=False)
-    assert trainer_for(world, tmp_path, max_steps=2).step_done == 1
-
-
-def test_the_command_says_what_is_wrong_and_trains(world, tmp_path, capsys):
-    import yaml
-
-    from grpo.train import main
-
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(grpo_settings(world, tmp_path / "run", max_steps=1)))
-    with pytest.raises(SystemExit) as stopped:
-        main(["--config", str(path), "--index", str(tmp_path / "nowhere")])
-    assert stopped.value.code == 2
-    assert "nowhere" in capsys.readouterr().err
-    main(["--config", str(path), "--credit", "turn"])
-    assert [m["step"] for m in read_metrics(tmp_path / "run")] == [1]
-    assert "step 1/1" in capsys.readouterr().out

@@ -95,6 +95,16 @@ def spread_reward(trajectory, question, judge):
     return RewardBreakdown(total=sum(i % 5 for i in ids) / (1 + len(ids)), judge="test")
 
 
+def trainer_for(world, output_dir, scorer=spread_reward, **overrides):
+    """A built trainer whose rollouts are scored by `scorer`."""
+    from grpo.arguments import GrpoConfig
+    from grpo.build import build_trainer
+
+    trainer = build_trainer(GrpoConfig(**grpo_settings(world, output_dir, **overrides)))
+    trainer.engine.scorer = scorer
+    return trainer
+
+
 def read_metrics(output_dir: Path) -> list[dict]:
     """The metrics lines without what depends on the clock."""
     lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
