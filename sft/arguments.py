@@ -80,6 +80,9 @@ class SftConfig(Config):
     """CPU threads of each process; None leaves PyTorch's choice."""
 
     logging_steps: float = 10
+    stop_loss: float | None = Field(None, gt=0)
+    """End the run when the mean loss of the last logging_steps is below this; max_steps stays the bound. For a
+    skill that forms suddenly, at a step that differs from seed to seed."""
     save_strategy: Literal["no", "steps", "epoch"] = "steps"
     save_steps: float = 500
     save_total_limit: int | None = 2

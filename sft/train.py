@@ -85,7 +85,7 @@ def build_trainer(config: SftConfig):
         data_collator=RowCollator(rows, renderer, images),
         processing_class=processor.tokenizer,
         optimizers=(_optimizer(config, model), None),
-        callbacks=_callbacks(processor),
+        callbacks=_callbacks(config, processor),
         sort_steps=config.train_sampling_strategy == "sorted_steps",
     )
 
@@ -156,8 +156,9 @@ def _page_images(config: SftConfig):
     return ImageCutter(Corpus.open(config.corpus))
 
 
-def _callbacks(processor) -> list:
-    """Write the image processor beside every saved model, so that each checkpoint loads on its own."""
+def _callbacks(config: SftConfig, processor) -> list:
+    """Write the image processor beside every saved model, so that each checkpoint loads on its own; end the
+    run at the wanted loss."""
     from transformers import TrainerCallback
 
     class SaveProcessor(TrainerCallback):
@@ -169,7 +170,12 @@ def _callbacks(processor) -> list:
             if state.is_world_process_zero:
                 processor.save_pretrained(args.output_dir)
 
-    return [SaveProcessor()]
+    class StopAtLoss(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if config.stop_loss is not None and (logs or {}).get("loss", float("inf")) < config.stop_loss:
+                control.should_training_stop = True
+
+    return [SaveProcessor(), StopAtLoss()]
 
 
 def _checkpoint(config: SftConfig) -> str | None:

@@ -128,6 +128,12 @@ def test_it_learns_and_every_saved_folder_loads(world, data, tmp_path):
     torch.load(tmp_path / "checkpoint-20" / "optimizer.pt", weights_only=True)
 
 
+@pytest.mark.parametrize(("stop_loss", "steps"), [(None, 3), (100.0, 1), (1e-6, 3)])
+def test_a_run_ends_at_the_wanted_loss(world, data, tmp_path, stop_loss, steps):
+    train(settings(world, data, tmp_path, max_steps=3, stop_loss=stop_loss))
+    assert [entry[0] for entry in logged(tmp_path)] == list(range(1, steps + 1))
+
+
 def test_frozen_parts_and_lora(world, data, tmp_path):
     before = load_file(world / "policy" / "model.safetensors")
     train(
