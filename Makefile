@@ -7,7 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := test
-.PHONY: venv demo test check bench lock clean
+.PHONY: venv demo demo-full test check bench lock clean
 
 venv: $(STAMP)
 
@@ -20,6 +20,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)          ## the whole job on the built-in corpus: data, SFT, GRPO, evaluation, report
 	$(BIN)/python -m scripts.demo
+
+demo-full: $(STAMP)     ## the same from random weights, without the shipped warm start
+	$(BIN)/python -m scripts.demo --full
 
 test: $(STAMP)          ## the tests, without the slow ones
 	$(BIN)/python -m pytest

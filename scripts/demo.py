@@ -28,8 +28,10 @@ from scripts.demo_summary import write_summary
 ROOT = Path(__file__).parents[1]
 DEMO = Path("runs/demo")
 SPLITS = ("train", "validation", "test")
-EVALUATED = {"base": "base", "sft": "sft", "grpo": "grpo", "grpo_taec": "grpo"}
-"""Row of the table → folder of the policy."""
+WARM_START = Path("data/slide_policy")
+"""The policy after the two warm-ups, shipped; `--full` trains it anew."""
+EVALUATED = ("base", "sft", "grpo", "grpo_taec")
+"""Rows of the table."""
 TEMPERATURES = {"sampled": "1.0", "greedy": "0.0"}
 
 
@@ -45,7 +47,10 @@ class Stage:
     """Commands that run at the same time."""
 
 
-def stages() -> list[Stage]:
+def stages(full: bool = False) -> list[Stage]:
+    """All stages in order. `full`: train the warm start too, from random weights."""
+    base = DEMO / "policy" / "base" if full else WARM_START
+    policies = {row: DEMO / "policy" / row.removesuffix("_taec") for row in EVALUATED} | {"base": base}
     launch = (
         "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no"
     )
@@ -77,28 +82,20 @@ def stages() -> list[Stage]:
             ("corpus",),
         ),
         Stage(
-            "policy",
-            "sft",
-            (
-                f"python -m data.slide_lessons vocabulary -o {DEMO}/lessons/vocabulary.txt",
-                f"python -m visor.models.tiny {DEMO}/lessons/vocabulary.txt -o {DEMO}/policy/random",
-            ),
-            ("lessons/vocabulary.txt", "policy/random"),
-        ),
-        Stage(
             "lessons",
             "sft",
             (
-                f"python -m data.slide_lessons text -o {DEMO}/lessons/text.jsonl",
-                f"python -m data.slide_lessons read --split {DEMO}/world/train -o {DEMO}/lessons/read.jsonl",
                 f"python -m data.slide_lessons look --split {DEMO}/world/train -o {DEMO}/lessons/look.jsonl",
                 *expert,
             ),
-            ("lessons/text.jsonl", "lessons/read.jsonl", "lessons/look.jsonl", "expert"),
+            ("lessons/look.jsonl", "expert"),
         ),
-        *(
-            Stage(name, "sft", (f"{launch} sft --config configs/demo/{name}.yaml",), (f"policy/{output}",))
-            for name, output in (("warmup_text", "text"), ("warmup_read", "base"), ("sft", "sft"))
+        *(warm_up_stages(launch) if full else []),
+        Stage(
+            "sft",
+            "sft",
+            (f"{launch} sft --config configs/demo/sft.yaml --model_name_or_path {base}",),
+            ("policy/sft",),
         ),
         Stage("grpo", "grpo", ("python -m grpo.train --config configs/demo/grpo.yaml",), ("policy/grpo",)),
         Stage(
@@ -106,9 +103,9 @@ def stages() -> list[Stage]:
             "evaluate",
             tuple(
                 f"python -m rollout.evaluate --config configs/demo/evaluate.yaml"
-                f" --checkpoint {DEMO}/policy/{policy} --taec {'on' if 'taec' in row else 'off'}"
+                f" --checkpoint {policies[row]} --taec {'on' if 'taec' in row else 'off'}"
                 f" --temperature {temperature} --output {DEMO}/evaluate/{row}-{decoding}"
-                for row, policy in EVALUATED.items()
+                for row in EVALUATED
                 for decoding, temperature in TEMPERATURES.items()
             ),
             ("evaluate",),
@@ -127,17 +124,41 @@ def stages() -> list[Stage]:
     ]
 
 
+def warm_up_stages(launch: str) -> list[Stage]:
+    """From random weights to a policy that looks facts up and reads pages."""
+    return [
+        Stage(
+            "random",
+            "sft",
+            (
+                f"python -m data.slide_lessons vocabulary -o {DEMO}/lessons/vocabulary.txt",
+                f"python -m visor.models.tiny {DEMO}/lessons/vocabulary.txt -o {DEMO}/policy/random",
+                f"python -m data.slide_lessons text -o {DEMO}/lessons/text.jsonl",
+                f"python -m data.slide_lessons read --split {DEMO}/world/train -o {DEMO}/lessons/read.jsonl",
+            ),
+            ("lessons/vocabulary.txt", "policy/random", "lessons/text.jsonl", "lessons/read.jsonl"),
+        ),
+        *(
+            Stage(name, "sft", (f"{launch} sft --config configs/demo/{name}.yaml",), (f"policy/{output}",))
+            for name, output in (("warmup_text", "text"), ("warmup_read", "base"))
+        ),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.demo", description=__doc__.split("\n")[0])
-    parser.add_argument("--until", choices=[stage.name for stage in stages()], help="last stage to run")
-    until = parser.parse_args().until
+    parser.add_argument("--full", action="store_true", help="train the warm start too, from random weights")
+    parser.add_argument(
+        "--until", choices=[stage.name for stage in stages(full=True)], help="last stage to run"
+    )
+    arguments = parser.parse_args()
     os.chdir(ROOT)
     seconds: dict[str, float] = defaultdict(float)
     digest = code_fingerprint()
-    for stage in stages():
+    for stage in stages(arguments.full):
         digest = stage_digest(stage, digest)
         seconds[stage.group] += run_stage(stage, digest)
-        if stage.name == until:
+        if stage.name == arguments.until:
             return
     write_summary(DEMO, dict(seconds), list(EVALUATED))
 

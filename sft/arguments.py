@@ -81,8 +81,8 @@ class SftConfig(Config):
 
     logging_steps: float = 10
     stop_loss: float | None = Field(None, gt=0)
-    """End the run when the mean loss of the last logging_steps is below this; max_steps stays the bound. For a
-    skill that forms suddenly, at a step that differs from seed to seed."""
+    """End the run when the mean loss of the last logging_steps is below this; max_steps stays the bound. For
+    a skill that forms suddenly, at a step that differs from seed to seed."""
     save_strategy: Literal["no", "steps", "epoch"] = "steps"
     save_steps: float = 500
     save_total_limit: int | None = 2

@@ -1,16 +1,19 @@
 """The slide world: answers stand in the pixels only, splits share no company, the expert is right."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pypdfium2
 import pytest
 
+from data import slide_world
 from data.corpus import Corpus, ingest
 from data.slide_expert import EXTRA_SEARCH_SHARES, SLIDE_EPISODE, describe, expert_trajectories
-from data.slide_lessons import copy_lessons, first_turn_lessons, read_lessons, vocabulary_texts
+from data.slide_lessons import WORDS, copy_lessons, first_turn_lessons, read_lessons, vocabulary_texts
 from data.slide_world import FIRST_NAMES, SECOND_NAMES, TOPICS, make_world, read_slides, write_world
 from rewards.combine import score
 from rewards.judge import RuleJudge
+from visor.models.loading import load_model, load_processor
 from visor.models.tiny import build_tokenizer
 from visor.retrieval.index import build_index, default_index_path, open_index
 from visor.types import split_page_id
@@ -151,3 +154,14 @@ def test_lessons_show_no_page_but_the_one_they_describe(world):
     for lesson in copy_lessons(20):
         user, reply = lesson["messages"][1]["content"], lesson["messages"][2]["content"]
         assert user == f"copy{reply}"
+
+
+def test_the_shipped_warm_start_is_small_and_speaks_the_world_s_words():
+    folder = Path(slide_world.__file__).parent / "slide_policy"
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert sum(files.values()) <= 5 * 2**20
+    assert all(name.endswith((".json", ".safetensors", ".jinja")) for name in files)
+    processor = load_processor(folder)
+    for word in (*WORDS, "answer", "found", "verify", "confirmed"):
+        assert len(processor.tokenizer.tokenize(f" {word}")) == 1, word
+    assert load_model(folder, dtype="float32").num_parameters() < 1_000_000

@@ -15,7 +15,7 @@ from scripts.demo import DEMO, EVALUATED, stages
 from scripts.demo_summary import CURVE_KEYS, KEYS
 
 ROOT = Path(__file__).parents[2]
-KILLED_IN = "warmup_text"
+KILLED_IN = "sft"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
