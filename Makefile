@@ -11,11 +11,11 @@ STAMP := .venv/.installed
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev]'
 	touch $@
 
 demo: $(STAMP)          ## the whole job on the built-in corpus: data, SFT, GRPO, evaluation, report
@@ -33,7 +33,7 @@ check: $(STAMP)         ## lint, format, types
 bench: $(STAMP)         ## speed measurements, printed
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
-lock: $(STAMP)          ## write constraints.txt from what is installed
+lock: $(STAMP)          ## write .ci/constraints.txt from what is installed
 	scripts/lock
 
 clean:                  ## remove the environment; runs/ stays
