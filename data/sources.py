@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.corpus_files import MANIFEST_FILE
 from data.images import IMAGE_SUFFIXES
 
 DOCUMENT_SUFFIXES = IMAGE_SUFFIXES | {".pdf"}
@@ -35,8 +36,9 @@ def normalise_id(text: str) -> str:
 def find_sources(paths: Sequence[str | Path], skip: Path | None = None) -> list[Found]:
     """List every PDF and image below `paths`, each file once.
 
-    A folder is searched with its subfolders; hidden ones and the folder `skip` are left out. A file named by
-    the user is taken whatever its suffix. Raises ValueError for a path that does not exist.
+    A folder is searched with its subfolders; hidden ones, corpora (their page images are no documents) and
+    the folder `skip` are left out. A file named by the user is taken whatever its suffix. Raises ValueError
+    for a path that does not exist, is a corpus, or is the folder `skip`.
     """
     found: dict[Path, str] = {}
     for given in paths:
@@ -44,6 +46,7 @@ def find_sources(paths: Sequence[str | Path], skip: Path | None = None) -> list[
         if root.is_file():
             found.setdefault(root, normalise_id(root.name))
         elif root.is_dir():
+            _refuse_corpus(root, given, skip)
             for path in _walk(root, Path(os.path.abspath(skip)) if skip else None):
                 found.setdefault(path, normalise_id(path.relative_to(root).as_posix()))
         else:
@@ -51,10 +54,27 @@ def find_sources(paths: Sequence[str | Path], skip: Path | None = None) -> list[
     return [(name, path) for path, name in found.items()]
 
 
+def _refuse_corpus(root: Path, given: str | Path, skip: Path | None) -> None:
+    if skip and root.resolve() == Path(skip).resolve():
+        raise ValueError(
+            f"{given} is both the folder of the documents and the output; give the corpus a folder of "
+            f"its own, for example {Path(given, 'corpus')}"
+        )
+    if _is_corpus(root):
+        raise ValueError(
+            f"{given} is a corpus (it has a {MANIFEST_FILE}), not documents; name those it was made of"
+        )
+
+
+def _is_corpus(folder: Path) -> bool:
+    return (folder / MANIFEST_FILE).is_file()
+
+
 def _walk(root: Path, skip: Path | None) -> list[Path]:
     files = []
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [n for n in subfolders if not n.startswith(".") and Path(folder, n) != skip]
+        visible = [Path(folder, name) for name in subfolders if not name.startswith(".")]
+        subfolders[:] = [path.name for path in visible if path != skip and not _is_corpus(path)]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
     documents = [path for path in files if path.suffix.lower() in DOCUMENT_SUFFIXES]
     return sorted(documents, key=lambda path: (normalise_id(path.as_posix()), os.fsencode(path)))

@@ -171,6 +171,22 @@ def test_the_corpus_itself_is_not_ingested(docs):
     assert ingest([docs], docs / "corpus").pages == 15
 
 
+def test_other_corpora_below_a_source_are_not_ingested(docs, tmp_path):
+    Image.new("RGB", (300, 200)).save(docs / "x.png")
+    ingest([docs], docs / "old")
+    assert ingest([docs], tmp_path / "new").new == ["b.pdf", "sub/a.pdf", "x.png"]
+    with pytest.raises(ValueError, match=r"old is a corpus .*not documents"):
+        ingest([docs / "old"], tmp_path / "new")
+
+
+def test_output_that_is_a_source_folder_is_refused(docs, tmp_path):
+    (tmp_path / "link").symlink_to(docs)
+    for output in (docs, docs / "sub" / "..", tmp_path / "link"):
+        with pytest.raises(ValueError, match="both the folder of the documents and the output"):
+            ingest([docs], output)
+    assert sorted(path.name for path in docs.iterdir()) == ["b.pdf", "sub"]
+
+
 def test_names_folder(cases, tmp_path):
     ingest([cases / "names"], tmp_path / "corpus", dpi=30)
     corpus = Corpus.open(tmp_path / "corpus")
