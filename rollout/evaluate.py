@@ -29,8 +29,11 @@ from rollout.manifest import (
     read_manifest,
 )
 from rollout.metrics import Metrics
+from rollout.outcome import failure, reasons
 from rollout.progress import Progress
-from rollout.run_folder import RunFolder
+from rollout.recorder import read_lines
+from rollout.results import ResultRow
+from rollout.run_folder import RESULTS_NAME, RunFolder
 from rollout.tables import metrics_table
 from visor.config import parse_cli
 from visor.env.crop import ImageCutter
@@ -163,7 +166,8 @@ def _check_folder(config: EvaluateConfig, manifest: RunManifest) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0, or 2 with a message for a mistake of the user, 130 when interrupted."""
+    """The command; 0, 1 when no row could be used, 2 with a message for a mistake of the user, 130 when
+    interrupted."""
     config = parse_cli(EvaluateConfig, argv, "python -m rollout.evaluate", "Evaluate a system.")
     started = time.perf_counter()
     try:
@@ -176,7 +180,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     print(metrics_table(metrics))
     print(f"\n{config.output} ({time.perf_counter() - started:.1f} s)")
-    return 0
+    rows = [ResultRow.model_validate(record) for record in read_lines(Path(config.output, RESULTS_NAME))]
+    for reason in reasons(rows):
+        print(reason, file=sys.stderr)
+    failed = failure(rows)
+    if failed:
+        print(f"rollout.evaluate: {failed}; the same command asks and judges again", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

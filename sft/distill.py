@@ -18,13 +18,15 @@ from pydantic import Field
 from data.questions import load_questions
 from rollout.build import AgentConfig, build_agent, make_judge
 from rollout.engine import EpisodeJob, RolloutEngine
+from rollout.outcome import reasons
 from rollout.recorder import Key, Recorder, read_lines, rewrite, sample_key
+from rollout.results import ResultRow, result_row
 from sft.command import explained
 from visor.config import parse_cli
 from visor.env.config import EpisodeConfig
 from visor.env.crop import ImageCutter
 from visor.models.base import PolicyClient
-from visor.types import Trajectory
+from visor.types import Question, Trajectory
 
 
 def append_context() -> EpisodeConfig:
@@ -89,13 +91,26 @@ def _drop_failed(path: Path, wanted: Set[Key]) -> None:
         rewrite(path, (record for record in read_lines(path) if sample_key(record) not in failed))
 
 
+def _rows(path: str) -> list[ResultRow]:
+    """The recorded trajectories, condensed; their faults and verdicts need no gold answers."""
+    trajectories = map(Trajectory.model_validate, read_lines(path))
+    return [result_row(t, Question(question_id=t.question_id, text=t.question)) for t in trajectories]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
+    """The command; exit status 1 when the file holds no trajectory with a judged answer."""
     config = parse_cli(
         DistillConfig, argv, prog="sft.distill", description="Record a teacher's trajectories."
     )
     with explained("sft.distill"):
         recorded, failed = distill(config)
+        rows = _rows(config.output)
     print(f"{recorded} trajectories recorded, {failed} more that failed; another run asks those again")
+    for reason in reasons(rows):
+        print(reason, file=sys.stderr)
+    if not any(row.finished and not row.error and not row.unjudged for row in rows):
+        print(f"sft.distill: {config.output} holds no trajectory with a judged answer", file=sys.stderr)
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ python -m sft.filter trajectories.jsonl --questions questions:train.jsonl -o fil
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -160,7 +161,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     settings = FilterSettings(**{name: getattr(arguments, name) for name in FilterSettings.model_fields})
     with explained("sft.filter"):
-        print(_filter_file(arguments, settings))
+        report = _filter_file(arguments, settings)
+    print(report)
+    if not report.kept:
+        print(f"sft.filter: no trajectory was kept; {arguments.output} is empty", file=sys.stderr)
+        raise SystemExit(1)
 
 
 def _filter_file(arguments: argparse.Namespace, settings: FilterSettings) -> FilterReport:

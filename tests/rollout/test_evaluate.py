@@ -218,3 +218,37 @@ def test_the_shipped_visor_config_is_the_default_written_out():
         ["--corpus", "c", "--benchmark", "questions:q", "--output", "o"],
     )
     assert config == EvaluateConfig(corpus="c", benchmark="questions:q", output="o")
+
+
+def test_a_run_that_says_nothing_exits_1_with_its_reasons(
+    config, world, tmp_path, client, monkeypatch, capsys
+):
+    working, original = client.reply, evaluate
+    monkeypatch.setattr(module, "evaluate", lambda config: original(config, client))
+    arguments = [
+        *("--corpus", str(world.corpus), "--benchmark", world.questions, "--episode.prompts", "tiny"),
+        *("--output", str(tmp_path / "run"), "--episode.max_turns", "5"),
+    ]
+
+    def down(request):
+        raise ConnectionError("endpoint\ndown")
+
+    client.reply = down
+    assert main(arguments) == 1
+    shown = capsys.readouterr().err
+    assert re.search(r"4 × fault: policy: ConnectionError: .*endpoint down", shown)
+    assert "all 4 rows ended with a fault" in shown
+
+    class Silent(RuleJudge):
+        async def averdict(self, question, gold_answers, answer):
+            return Verdict(None, error="503")
+
+    client.reply = working
+    monkeypatch.setattr(module, "make_judge", lambda name, images: Silent())
+    assert main(arguments) == 1
+    shown = capsys.readouterr().err
+    assert re.search(r"4 × unjudged: .*503", shown)
+    assert "none of the 4 answers got a verdict" in shown
+    monkeypatch.setattr(module, "make_judge", lambda name, images: RuleJudge())
+    assert main(arguments) == 0
+    assert "×" not in capsys.readouterr().err

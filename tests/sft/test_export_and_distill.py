@@ -6,6 +6,7 @@ from training_world import EPISODE, answer, search
 from rollout.chats import ChatImages, chat_row, read_chats
 from rollout.recorder import read_lines
 from rollout.rows import trajectory_row, turn_rows
+from sft import distill as module
 from sft.distill import DistillConfig, distill
 from sft.export import export
 from visor.env.crop import ImageCutter
@@ -81,3 +82,24 @@ def test_distillation_appends_resumes_and_asks_failed_ones_again(world, tmp_path
     assert [len(context) for context in teacher.contexts[:6]].count(6) == 2
     assert {r["reward"]["verdict"] for r in records} == {True, False}
     assert DistillConfig(model="x", corpus="c", questions="q", output="o").episode.window is None
+
+
+def test_a_distillation_without_a_usable_trajectory_exits_1(world, tmp_path, monkeypatch, capsys):
+    teacher = Teacher()
+    teacher.broken = True
+    monkeypatch.setattr(module, "distill", lambda config: distill(config, teacher))
+    episode = {**EPISODE, "window": "null", "evidence_space": "false"}
+    arguments = [
+        *("--model", "script:unused", "--corpus", str(world / "corpus"), "--limit", "2"),
+        *("--questions", f"questions:{world / 'questions.jsonl'}", "--output", str(tmp_path / "out.jsonl")),
+        *(word for key, value in episode.items() for word in (f"--episode.{key}", str(value))),
+    ]
+    with pytest.raises(SystemExit) as stop:
+        module.main(arguments)
+    assert stop.value.code == 1
+    shown = capsys.readouterr().err
+    assert "2 × fault: policy: ConnectionError" in shown
+    assert "holds no trajectory with a judged answer" in shown
+    teacher.broken = False
+    module.main(arguments)
+    assert "holds no" not in capsys.readouterr().err

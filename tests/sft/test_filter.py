@@ -102,3 +102,16 @@ def test_the_command_scores_what_has_no_reward(play, world, tmp_path, capsys):
     assert "1 of 2 trajectories kept" in capsys.readouterr().out
     (kept,) = read_lines(tmp_path / "kept.jsonl")
     assert (kept["sample_index"], kept["reward"]["verdict"]) == (0, True)
+
+
+def test_keeping_nothing_is_a_failure(play, world, tmp_path, capsys):
+    path = tmp_path / "t.jsonl"
+    path.write_text(play([search("apple number"), answer("2")]).model_dump_json() + "\n")
+    with pytest.raises(SystemExit) as stop:
+        main(
+            [str(path), "--questions", f"questions:{world / 'questions.jsonl'}", "-o", str(tmp_path / "kept")]
+        )
+    assert stop.value.code == 1
+    shown = capsys.readouterr()
+    assert "0 of 1 trajectories kept" in shown.out
+    assert "no trajectory was kept" in shown.err
