@@ -33,7 +33,7 @@ from rollout.outcome import failure, reasons
 from rollout.progress import Progress
 from rollout.recorder import read_lines
 from rollout.results import ResultRow
-from rollout.run_folder import RESULTS_NAME, RunFolder
+from rollout.run_folder import RESULTS_NAME, TRAJECTORIES_NAME, RunFolder
 from rollout.tables import metrics_table
 from visor.config import parse_cli
 from visor.env.crop import ImageCutter
@@ -156,7 +156,16 @@ def _check_folder(config: EvaluateConfig, manifest: RunManifest) -> None:
     output = Path(config.output)
     if not config.resume and output.is_dir() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty; take another output folder, or let the run --resume true")
-    if (output / MANIFEST_NAME).exists() and not config.allow_mixed:
+    if config.allow_mixed:
+        return
+    if not (output / MANIFEST_NAME).exists():
+        for path in (output / TRAJECTORIES_NAME, output / RESULTS_NAME):
+            if path.exists() and path.stat().st_size:
+                raise MixedRunError(
+                    f"{output} holds rows in {path.name} but no {MANIFEST_NAME}, so nothing says what they were "
+                    "made with; take another output folder, or --allow_mixed to add to it all the same"
+                )
+    else:
         stored = read_manifest(output).arguments.get("reward", EvaluateConfig.model_fields["reward"].default)
         if stored != config.reward:
             raise MixedRunError(

@@ -252,3 +252,15 @@ def test_a_run_that_says_nothing_exits_1_with_its_reasons(
     monkeypatch.setattr(module, "make_judge", lambda name, images: RuleJudge())
     assert main(arguments) == 0
     assert "×" not in capsys.readouterr().err
+
+
+def test_rows_without_a_manifest_are_refused_unless_allowed(config, client):
+    evaluate(config, client)
+    manifest = Path(config.output, "manifest.json")
+    manifest.unlink()
+    client.asked.clear()
+    with pytest.raises(MixedRunError, match=r"run holds rows in trajectories.jsonl but no .*--allow_mixed"):
+        evaluate(config, client)
+    assert not manifest.exists()
+    assert evaluate(config.model_copy(update={"allow_mixed": True}), client)["n"] == 4
+    assert client.asked == []
