@@ -20,9 +20,10 @@ def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | N
 
     Ids are made of document and question, so that they are the same in every version of the benchmark; equal
     rows get `…~2`. `gold_answers` holds the answer as it is written; for the format List its elements are in
-    `tags["answer_list"]`, types kept. Gold pages are 1-based; those outside the document are dropped. Defects
-    are reported in `problems` (None: logged), and a row that cannot be read is left out. Raises ValueError
-    for a file of another shape.
+    `tags["_answer_list"]`, types kept, and `tags["_doc_id"]` is the document: both stay out of
+    the results by tag. Gold pages are 1-based; those outside the document are dropped. Defects are reported
+    in `problems` (None: logged), and a row that cannot be read is left out. Raises ValueError for a file of
+    another shape.
     """
     path = Path(path)
     gold = GoldPages(corpus, problems)
@@ -54,14 +55,14 @@ def _question(row: dict[str, Any], gold: GoldPages, used: set[str], where: str) 
     pages = _page_numbers(parse_list(row.get("evidence_pages", "[]"), where), where)
     tags: dict[str, Any] = {
         "benchmark": "mmlongbench",
-        "doc_id": gold.doc_id(row["doc_id"]),
+        "_doc_id": gold.doc_id(row["doc_id"]),
         "doc_type": row.get("doc_type", ""),
         "evidence_sources": parse_list(row.get("evidence_sources", "[]"), where),
         "answerable": answer.strip() != NOT_ANSWERABLE,
     }
     if answer_format == "List":
         try:
-            tags["answer_list"] = parse_list(answer, where)
+            tags["_answer_list"] = parse_list(answer, where)
         except ValueError as error:
             gold.report(f"{error}, although answer_format is List; kept as text")
     digest = hashlib.sha256(f"{row['doc_id']}\n{row['question']}".encode()).hexdigest()

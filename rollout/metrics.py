@@ -118,10 +118,15 @@ def _mean_seconds(rows: Sequence[ResultRow]) -> dict[str, float]:
 
 
 def _classes(rows: Sequence[ResultRow]) -> dict[str, dict[str, list[ResultRow]]]:
-    """Rows by tag and value; a row whose tag is a list belongs to each of its values."""
+    """Rows by tag and value; a row whose tag is a list belongs to each of its values.
+
+    A tag whose name begins with "_" is data of the question (its document, its answer's parts), not a class.
+    """
     tags: dict[str, dict[str, list[ResultRow]]] = {}
     for row in rows:
         for tag, value in row.tags.items():
+            if tag.startswith("_"):
+                continue
             for member in dict.fromkeys(map(str, value if isinstance(value, list) else [value])):
                 tags.setdefault(tag, {}).setdefault(member, []).append(row)
     return {tag: classes for tag, classes in sorted(tags.items()) if 1 < len(classes) <= MAX_TAG_VALUES}

@@ -43,7 +43,7 @@ def test_mmlongbench_oddities(cases, corpus):
     assert any("answerable, but no evidence page" in problem for problem in problems)
     assert len(problems) == 4
     lists = {
-        text: by_text[text].tags["answer_list"] for text in by_text if by_text[text].answer_format == "List"
+        text: by_text[text].tags["_answer_list"] for text in by_text if by_text[text].answer_format == "List"
     }
     assert lists == {
         "q-list": ["White", "10%"],
@@ -51,6 +51,7 @@ def test_mmlongbench_oddities(cases, corpus):
         "q-list-empty": [],
         "q-apos": ["Queen's Park", "A, B"],
     }
+    assert all(row.tags["_doc_id"] == row.question_id.rpartition(":")[0] for row in rows)
     assert by_text["q-int-percent"].gold_answers == ["21%"]
     assert by_text["q-unanswerable"].tags["answerable"] is False
     assert by_text["q-empty-but-answerable"].tags["answerable"] is True
@@ -83,7 +84,7 @@ def test_mmlongbench_list_answer_that_is_none_is_kept_as_text(tmp_path):
     problems = []
     (question,) = load_questions(f"mmlongbench:{write(tmp_path, [row])}", problems=problems)
     assert question.gold_answers == ["red, blue"]
-    assert "answer_list" not in question.tags
+    assert "_answer_list" not in question.tags
     assert "kept as text" in problems[0]
 
 

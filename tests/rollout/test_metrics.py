@@ -120,6 +120,11 @@ def test_by_tag_and_list_tags():
     assert "split" not in by_tag, "a tag with one value says nothing"
 
 
+def test_tags_with_an_underscore_are_no_classes():
+    rows = [row(name, tags={"_doc_id": name, "_answer_list": [name], "kind": name}) for name in ("a", "b")]
+    assert list(summarise(rows)["by_tag"]) == ["kind"]
+
+
 def page_message(page_id: str) -> Message:
     ref = ImageRef(page_id=page_id, min_pixels=784, max_pixels=784)
     return Message(role="user", content=[ImagePart(image=ref)])
