@@ -95,13 +95,18 @@ def _open(path: Path) -> Image.Image:
     try:
         image = Image.open(path)
     except UnidentifiedImageError:
-        reason = "is an empty file" if path.stat().st_size == 0 else "is not an image this program can read"
-        raise ImageError(f"{path.name} {reason}") from None
+        raise ImageError(f"{path.name} {_why_unidentified(path)}") from None
     except Image.DecompressionBombError:
         raise ImageError(f"{path.name} has too many pixels to decode safely; scale it down") from None
     except (OSError, SyntaxError, ValueError) as error:
         raise ImageError(f"{path.name} is a damaged image: {error}") from None
     return image
+
+
+def _why_unidentified(path: Path) -> str:
+    if path.suffix.lower() not in IMAGE_SUFFIXES:
+        return "has an unsupported type, expected PDFs or images"
+    return "is an empty file" if path.stat().st_size == 0 else "is not an image this program can read"
 
 
 def _decode(path: Path, frame: int) -> Image.Image:

@@ -218,6 +218,18 @@ def test_a_mixed_folder(cases, make_pdf, tmp_path):
     assert "has no pages" in report.failed["zero_pages.pdf"]
 
 
+def test_a_file_of_another_type_is_named_as_such(tmp_path):
+    for name in ("notes.docx", "empty.txt", "broken.png"):
+        (tmp_path / name).write_text("words" if name != "empty.txt" else "")
+    names = ["notes.docx", "empty.txt", "broken.png"]
+    report = ingest([tmp_path / name for name in names], tmp_path / "corpus")
+    assert report.failed == {
+        "notes.docx": "notes.docx has an unsupported type, expected PDFs or images",
+        "empty.txt": "empty.txt has an unsupported type, expected PDFs or images",
+        "broken.png": "broken.png is not an image this program can read",
+    }
+
+
 # ---------------------------------------------------------------- document ids
 
 
