@@ -22,9 +22,11 @@ FREE_TO_CHANGE = {
 
 
 def find_checkpoint(config: GrpoConfig) -> Path | None:
-    """The checkpoint to go on from, or None. ValueError when the folder's run had other settings, or when it
-    holds checkpoints and the run is not to be resumed."""
+    """The checkpoint to go on from, or None. ValueError when the folder's run had other settings, when it
+    holds checkpoints and the run is not to be resumed, or when it is a file."""
     output_dir = Path(config.output_dir)
+    if output_dir.exists() and not output_dir.is_dir():
+        raise ValueError(f"output_dir {output_dir} is a file; name a folder, new or of the run to go on with")
     if isinstance(config.resume_from_checkpoint, str):
         checkpoint = Path(config.resume_from_checkpoint)
         step_of(checkpoint)

@@ -88,9 +88,11 @@ def mcnemar_exact(only_first: int, only_second: int) -> float:
 def compare(runs: Mapping[str, Sequence[ResultRow]], resamples: int = RESAMPLES, seed: int = 0) -> Comparison:
     """Compare every pair of two or more named runs on the questions that all of them have.
 
-    A question with several samples enters with their mean. ValueError for fewer than two runs or no
-    common question.
+    A question with several samples enters with their mean. ValueError for fewer than two runs, no common
+    question or `resamples` < 1.
     """
+    if resamples < 1:
+        raise ValueError(f"resamples is {resamples}; the bootstrap needs at least 1")
     if len(runs) < 2:
         raise ValueError("a comparison needs at least two runs")
     by_question = {name: _by_question(rows) for name, rows in runs.items()}

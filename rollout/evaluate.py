@@ -154,6 +154,8 @@ def _check_folder(config: EvaluateConfig, manifest: RunManifest) -> None:
             "the index or the corpus is another one"
         )
     output = Path(config.output)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"the output {output} is a file; name a run folder, new or begun by this command")
     if not config.resume and output.is_dir() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty; take another output folder, or let the run --resume true")
     if config.allow_mixed:
@@ -162,8 +164,8 @@ def _check_folder(config: EvaluateConfig, manifest: RunManifest) -> None:
         for path in (output / TRAJECTORIES_NAME, output / RESULTS_NAME):
             if path.exists() and path.stat().st_size:
                 raise MixedRunError(
-                    f"{output} holds rows in {path.name} but no {MANIFEST_NAME}, so nothing says what they were "
-                    "made with; take another output folder, or --allow_mixed to add to it all the same"
+                    f"{output} holds rows in {path.name} but no {MANIFEST_NAME} that says what made them; "
+                    "take another output folder, or --allow_mixed to add to it all the same"
                 )
     else:
         stored = read_manifest(output).arguments.get("reward", EvaluateConfig.model_fields["reward"].default)

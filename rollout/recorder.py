@@ -40,8 +40,8 @@ class Recorder:
     def __init__(self, path: str | Path, key: KeyOf = sample_key, sync_every: int = 1) -> None:
         """`sync_every`: rows between two fsyncs. 1 loses nothing even when the machine goes down.
 
-        Raises ValueError for a damaged line that is not the last one, for a key that stands there twice,
-        and when another process has the file open.
+        Raises ValueError for a damaged line that is not the last one, for a record without the key's fields
+        or a key that stands there twice, and when another process has the file open.
         """
         self.path = Path(path)
         self.key = key
@@ -99,7 +99,12 @@ class Recorder:
         """Collect the keys, and cut the file after its last complete row."""
         end = 0
         for offset, record in _scan(self.path):
-            key, end = self.key(record), offset
+            try:
+                key, end = self.key(record), offset
+            except KeyError as error:
+                raise ValueError(
+                    f"{self.path} holds other records: one has no {error}; take another file"
+                ) from error
             if key in self.done:
                 raise ValueError(f"{self.path} has two rows for {key}; remove one of them")
             self.done.add(key)

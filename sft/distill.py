@@ -84,6 +84,8 @@ def distill(config: DistillConfig, client: PolicyClient | None = None) -> tuple[
 
 def _drop_failed(path: Path, wanted: Set[Key]) -> None:
     """Take the failed trajectories that this run asks again out of the file; others stay."""
+    if path.is_file() and any("turns" not in record for record in read_lines(path)):
+        raise ValueError(f"{path} holds other records than trajectories; take another output file")
     with Recorder(path):
         pass  # cuts a torn last line off
     failed = {sample_key(record) for record in read_lines(path) if record.get("error")} & wanted

@@ -82,3 +82,18 @@ def test_the_command_says_what_is_wrong_and_trains(world, tmp_path, capsys):
     main(["--config", str(path), "--credit", "turn"])
     assert [m["step"] for m in read_metrics(tmp_path / "run")] == [1]
     assert "step 1/1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("resume", ["true", "false"])
+def test_an_output_dir_that_is_a_file_is_one_line(world, tmp_path, capsys, resume):
+    from grpo.train import main
+
+    output = tmp_path / "file"
+    output.write_text("kept")
+    settings = grpo_settings(world, output, resume_from_checkpoint=resume, torch_threads=1)
+    del settings["episode"]
+    with pytest.raises(SystemExit) as stop:
+        main([word for key, value in settings.items() for word in (f"--{key}", str(value))])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "file is a file; name a folder" in line

@@ -57,6 +57,8 @@ def test_report_and_compare(run, tmp_path, capsys):
     assert comparison["differences"][0]["p_value"] == 1.0
     assert main(["compare", str(run)]) == 2
     assert "at least two runs" in capsys.readouterr().err
+    assert main(["compare", str(run), str(other), "--resamples", "0"]) == 2
+    assert "resamples is 0; the bootstrap needs at least 1" in capsys.readouterr().err
 
 
 def test_replay_exit_codes(run, capsys):

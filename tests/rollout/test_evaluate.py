@@ -264,3 +264,14 @@ def test_rows_without_a_manifest_are_refused_unless_allowed(config, client):
     assert not manifest.exists()
     assert evaluate(config.model_copy(update={"allow_mixed": True}), client)["n"] == 4
     assert client.asked == []
+
+
+def test_an_output_that_is_a_file_is_one_line(world, tmp_path, capsys):
+    script, output = tmp_path / "script.jsonl", tmp_path / "file"
+    script.write_text(json.dumps({"question": "colour of apple ?", "replies": ["x"]}) + "\n")
+    output.write_text("kept")
+    arguments = ["--model", f"script:{script}", "--corpus", str(world.corpus), "--benchmark", world.questions]
+    assert main([*arguments, "--output", str(output), "--episode.prompts", "tiny"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "file is a file; name a run folder" in line
+    assert output.read_text() == "kept"

@@ -110,3 +110,11 @@ def test_rewrite_replaces_the_file(tmp_path):
     rewrite(path, iter([{"id": "a"}]))
     assert records_of(path) == [{"id": "a"}]
     assert [p.name for p in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_records_without_the_key_are_named(tmp_path):
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"name": "x"}\n')
+    with pytest.raises(ValueError, match=r"other\.jsonl holds other records: one has no 'question_id'"):
+        Recorder(path)
+    assert path.read_text() == '{"name": "x"}\n'

@@ -103,3 +103,22 @@ def test_a_distillation_without_a_usable_trajectory_exits_1(world, tmp_path, mon
     teacher.broken = False
     module.main(arguments)
     assert "holds no" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("record", [{"name": "x"}, {"question_id": "q1", "text": "a question"}])
+def test_a_file_of_other_records_is_left_alone(world, tmp_path, monkeypatch, capsys, record):
+    path = tmp_path / "other.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    monkeypatch.setattr(module, "distill", lambda config: distill(config, Teacher()))
+    questions = f"questions:{world / 'questions.jsonl'}"
+    with pytest.raises(SystemExit) as stop:
+        module.main(
+            [
+                *("--model", "script:unused", "--corpus", str(world / "corpus"), "--questions", questions),
+                *("--output", str(path), "--episode.prompts", "tiny"),
+            ]
+        )
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "other.jsonl holds other records than trajectories" in line
+    assert path.read_text() == json.dumps(record) + "\n"
