@@ -35,6 +35,7 @@ def ask_arguments(parser: argparse.ArgumentParser) -> None:
 def run_ask(arguments: argparse.Namespace) -> int:
     from rollout.ask import ask
     from rollout.build import AgentConfig
+    from rollout.evaluate import EvaluateConfig
     from visor.config import load_config
 
     given = {
@@ -47,7 +48,15 @@ def run_ask(arguments: argparse.Namespace) -> int:
         "episode.prompts": arguments.prompts,
     }
     overrides = [f"--{key}={value}" for key, value in given.items() if value is not None]
-    config = load_config(AgentConfig, arguments.config, overrides + [f"--{pair}" for pair in arguments.set])
+    overrides += [f"--{pair}" for pair in arguments.set]
+    if arguments.config:
+        # The file of an evaluation also names its judge, samples and the like, which one question has not.
+        run = load_config(
+            EvaluateConfig, arguments.config, ["--benchmark=unused", "--output=unused", *overrides]
+        )
+        config = AgentConfig(**{name: getattr(run, name) for name in AgentConfig.model_fields})
+    else:
+        config = load_config(AgentConfig, None, overrides)
     trajectory = ask(config, arguments.question, arguments.seed)
     return EXIT_FAILED if trajectory.answer is None else EXIT_OK
 

@@ -1,6 +1,7 @@
 """The run subcommands through `visor.cli.main`, with a scripted policy and a tiny real tokenizer."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +128,17 @@ def test_row_text_counts_add_up_and_shows_log_probabilities(run, world, checkpoi
     pads = int(text.split(" of 2 images")[0].split()[-1])
     assert total == len(row.input_ids) == trained + masked + pads
     assert text.count("-0.2500") == trained == sum(row.loss_mask)
+
+
+def test_ask_takes_the_file_of_an_evaluation(world, tmp_path, capsys):
+    script, shipped = tmp_path / "script.jsonl", Path(__file__).parents[2] / "configs" / "eval" / "visor.yaml"
+    replies = ["<think>it is known</think><answer>red</answer>"]
+    script.write_text(json.dumps({"question": "colour of apple ?", "replies": replies}) + "\n")
+    arguments = ["ask", str(world.corpus), "colour of apple ?", "--model", f"script:{script}"]
+    arguments += ["--prompts", "tiny", "--config"]
+    assert main([*arguments, str(shipped)]) == 0
+    assert "answer: red" in capsys.readouterr().out
+    misspelt = tmp_path / "misspelt.yaml"
+    misspelt.write_text("temprature: 0\n")
+    assert main([*arguments, str(misspelt)]) == 2
+    assert "did you mean 'temperature'" in capsys.readouterr().err
