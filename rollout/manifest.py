@@ -75,16 +75,21 @@ def environment_fields(root: str | Path | None = None) -> dict[str, Any]:
 def differences(stored: RunManifest, current: RunManifest) -> list[str]:
     """Name each compared field that differs, nested ones dotted, with both values.
 
-    A `path` is never compared: what it holds has a hash beside it, and may be moved.
+    A `path` is never compared: what it holds has a hash beside it, and may be moved. A TAEC layer that is
+    on in one of them only is one line, not a line for each of its settings.
     """
+    layers = [m.taec.get("operators") or "off" for m in (stored, current)]
+    switched = layers[0] != layers[1] and "off" in layers
+    uncompared = (*UNCOMPARED, "taec") if switched else UNCOMPARED
     before, after = (
-        _flat({k: v for k, v in m.model_dump(mode="json").items() if k not in UNCOMPARED})
+        _flat({k: v for k, v in m.model_dump(mode="json").items() if k not in uncompared})
         for m in (stored, current)
     )
     for fields in (before, after):
         for key in [key for key in fields if key.endswith(".path")]:
             del fields[key]
-    return [
+    lines = [f"taec: {layers[0]} → {layers[1]}"] if switched else []
+    return lines + [
         f"{key}: {before.get(key)!r} in the folder, {after.get(key)!r} now"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)

@@ -132,7 +132,8 @@ def test_another_run_is_refused_by_name_unless_allowed(config, client, capsys):
     other = config.model_copy(update={"temperature": 0.9, "taec": "A"})
     with pytest.raises(MixedRunError, match=r"sampling\.temperature: 0\.1 in the folder, 0\.9 now") as error:
         evaluate(other, client)
-    assert "taec.operators" in str(error.value)
+    assert "taec: off → A\n" in str(error.value)
+    assert "taec." not in str(error.value)
     evaluate(other.model_copy(update={"allow_mixed": True}), client)
     assert "mixed run: sampling.temperature" in capsys.readouterr().err
     with pytest.raises(ValueError, match="not empty"):

@@ -54,6 +54,15 @@ def test_differences_see_added_and_removed_keys():
     assert differences(manifest(), manifest()) == []
 
 
+def test_a_layer_switched_on_or_off_is_one_line():
+    layer = {"operators": "AM", "max_slots": 8, "admission": {"alpha": 0.5}}
+    assert differences(manifest(), manifest(taec=layer)) == ["taec: off → AM"]
+    assert differences(manifest(taec=layer), manifest()) == ["taec: AM → off"]
+    assert differences(manifest(taec=layer), manifest(taec=layer | {"max_slots": 4})) == [
+        "taec.max_slots: 8 in the folder, 4 now"
+    ]
+
+
 def test_a_folder_without_a_manifest_is_no_run(tmp_path):
     with pytest.raises(ValueError, match="no run folder"):
         read_manifest(tmp_path)
