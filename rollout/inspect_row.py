@@ -54,7 +54,7 @@ def row_text(row: TrainingRow, renderer: ChatRenderer) -> str:
     masked = len(row.input_ids) - trained - pads
     summary = (
         f"{name}: {len(row.input_ids)} tokens, {trained} trained (+), {masked} masked (.), "
-        f"{pads} of {len(row.images)} images (#)"
+        f"{pads} pads of {len(row.images)} images (#)"
     )
     notes = ["replies were known as text only and tokenised here"] if row.retokenised else []
     notes += [f"{row.turns_cut} turns cut at the length limit"] if row.turns_cut else []
