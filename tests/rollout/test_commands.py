@@ -86,7 +86,7 @@ def test_inspect_row_marks_what_is_trained(run, world, checkpoint, capsys):
     assert main([*arguments, "--question", "q2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("q2/0: ")
-    assert "of 2 images (#)" in lines[0]
+    assert "pads of 2 images (#)" in lines[0]
     assert lines[1] == "replies were known as text only and tokenised here"
     tokens = lines[2:]
     pads = [line for line in tokens if " #  " in line]
@@ -125,7 +125,7 @@ def test_row_text_counts_add_up_and_shows_log_probabilities(run, world, checkpoi
     total, trained, masked = (
         int(text.split(word)[0].split()[-1]) for word in (" tokens", " trained", " masked")
     )
-    pads = int(text.split(" of 2 images")[0].split()[-1])
+    pads = int(text.split(" pads of 2 images")[0].split()[-1])
     assert total == len(row.input_ids) == trained + masked + pads
     assert text.count("-0.2500") == trained == sum(row.loss_mask)
 
