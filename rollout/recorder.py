@@ -136,6 +136,8 @@ def _scan(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise ValueError(f"{path}, line {damaged}: not a JSON object; repair or remove the line")
             record = _parse(line) if line.strip() else {}
             if record is None:
+                if not line.startswith(b"{"):  # no half-written row, so cutting it would lose someone's text
+                    raise ValueError(f"{path}, line {number}: not a JSON object; take another file")
                 damaged = number
                 continue
             end += len(line)

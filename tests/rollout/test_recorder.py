@@ -118,3 +118,11 @@ def test_records_without_the_key_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"other\.jsonl holds other records: one has no 'question_id'"):
         Recorder(path)
     assert path.read_text() == '{"name": "x"}\n'
+
+
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes, one line")
+    with pytest.raises(ValueError, match=r"notes.txt, line 1: not a JSON object"):
+        Recorder(path)
+    assert path.read_text() == "my notes, one line"
