@@ -63,8 +63,7 @@ class Recorder:
         key = self.key(data)
         if key in self.done:
             raise ValueError(f"{self.path} already has a row for {key}")
-        line = json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
-        self._file.write(line.encode())
+        self._file.write(_line(data))
         self._file.flush()
         self._unsynced += 1
         if self._unsynced >= self.sync_every:
@@ -120,7 +119,7 @@ def rewrite(path: str | Path, records: Iterable[dict[str, Any]]) -> None:
     beside = path.with_name(path.name + ".tmp")
     with open(beside, "wb") as file:
         for record in records:
-            file.write((json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode())
+            file.write(_line(record))
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
@@ -143,6 +142,12 @@ def _scan(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             end += len(line)
             if record:
                 yield end, record
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    """One row. A lone surrogate, which has no UTF-8 form, is written as its JSON escape and reads back."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

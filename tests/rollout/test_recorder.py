@@ -126,3 +126,11 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path):
     with pytest.raises(ValueError, match=r"notes.txt, line 1: not a JSON object"):
         Recorder(path)
     assert path.read_text() == "my notes, one line"
+
+
+def test_a_lone_surrogate_is_a_row_like_any_other(tmp_path):
+    record = {"id": "a", "text": "half \ud83d, \\ud83d, é"}
+    with Recorder(tmp_path / "rows.jsonl", key=by_id) as recorder:
+        recorder.append(record)
+    rewrite(tmp_path / "again.jsonl", read_lines(tmp_path / "rows.jsonl"))
+    assert list(read_lines(tmp_path / "again.jsonl")) == [record]

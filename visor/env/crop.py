@@ -52,7 +52,8 @@ def to_page_box(box: tuple[float, float, float, float], space: str, page: Size, 
 
 
 def _clamp(value: float, limit: int) -> int:
-    return min(max(round(value), 0), limit)
+    # Clamped first: a scaled coordinate may be beyond what a float holds, and infinity has no rounding.
+    return round(min(max(value, 0.0), float(limit)))
 
 
 def expand(box: Box, margin: int, page: Size) -> Box:

@@ -85,7 +85,7 @@ class OpenAIClient:
             raise _refusal(error) from error
         choice = response.choices[0]
         return Completion(
-            text=choice.message.content or "",
+            text=_encodable(choice.message.content or ""),
             finish_reason=FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP,
             image_sizes=sizes,
             seconds=time.perf_counter() - started,
@@ -118,6 +118,11 @@ class OpenAIClient:
         buffer = io.BytesIO()
         resize_image(image, size).save(buffer, format="JPEG", quality=JPEG_QUALITY)
         return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii"), size
+
+
+def _encodable(text: str) -> str:
+    """Lone surrogates, which JSON can carry and UTF-8 cannot, become "?": the reply is sent and stored again."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 CONTEXT_PHRASES = (

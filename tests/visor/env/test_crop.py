@@ -58,6 +58,12 @@ def test_norm1000_by_hand():
     assert to_page_box((100, 500, 250, 1000), "norm1000", (2000, 800), (1, 1)) == (200, 400, 500, 800)
 
 
+def test_a_coordinate_whose_scaling_overflows_is_clamped():
+    assert to_page_box((-1e308, 0, 1e308, 1000), "norm1000", (20_000, 50), (1, 1)) == (0, 0, 20_000, 50)
+    with pytest.raises(InvalidBox, match="outside the page"):
+        to_page_box((1e307, 0, 1e308, 1000), "norm1000", (20_000_000, 50), (1, 1))
+
+
 def test_reversed_corners_are_sorted():
     assert to_page_box((250, 1000, 100, 500), "norm1000", (2000, 800), (1, 1)) == (200, 400, 500, 800)
 

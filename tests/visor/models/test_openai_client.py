@@ -107,6 +107,15 @@ def test_what_is_sent_and_read(endpoint, monkeypatch):
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == expected
 
 
+def test_a_lone_surrogate_can_be_sent_back(endpoint):
+    server = endpoint(answer("half \ud83d"), answer())
+    client = OpenAIClient("m", server.url, page_image)
+    reply = ask(client, chat(user("q")))
+    assert reply.text == "half ?"
+    ask(client, chat(user("q"), text_message("assistant", reply.text), user("go on")))
+    assert server.received[1]["messages"][-2]["content"] == "half ?"
+
+
 def test_transient_errors_are_tried_again_with_growing_waits(endpoint, monkeypatch):
     server = endpoint(refusal("busy", 503), refusal("slow down", 429), answer())
     waits = []
