@@ -4,6 +4,9 @@ It answers through the real episode, as a policy client, and reads the truth of 
 `slides.jsonl` instead of its pixels. Everything downstream (records, filters, rows, `sft.train`) treats its
 trajectories as those of any teacher. It confirms its answer with one more search only in a small share of
 its trajectories, so that stopping well is left to reinforcement learning.
+
+Two other teachers serve experiments: one that searches a fixed number of times whatever it finds, the policy
+that reinforcement learning has to beat, and one whose replies are malformed now and then.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 from data.corpus import Corpus
@@ -42,18 +46,39 @@ def describe(slide: Slide) -> str:
 
 
 class SlideExpert:
-    """Answers one question. Holds state, so an expert serves a single episode."""
+    """Answers one question. Holds state, so an expert serves a single episode.
+
+    `noise` is the probability of a malformed reply; the next one is then about the same observation.
+    """
 
     name = "slide-expert"
 
-    def __init__(self, question: Question, slides: dict[str, Slide], extra_searches: int = 0) -> None:
+    def __init__(
+        self,
+        question: Question,
+        slides: dict[str, Slide],
+        extra_searches: int = 0,
+        noise: float = 0.0,
+        rng: random.Random | None = None,
+    ) -> None:
         self.question = question
         self.slides = slides
         self.extra_searches = extra_searches
+        self.noise = noise
+        self.rng = rng or random.Random(question.question_id)
         self.wanted, self.subject = parse_question(question)
         self.found: dict[str, int] = {}
+        self._meant: Completion | None = None
 
     async def complete(self, request: Request) -> Completion:
+        reply = self._meant or self._solve(request)
+        self._meant = None
+        if self.noise and self.rng.random() < self.noise:
+            self._meant = reply
+            return reply.model_copy(update={"text": malformed(reply.text, self.rng)})
+        return reply
+
+    def _solve(self, request: Request) -> Completion:
         images = request.messages[-1].images
         if not images:
             if len(request.messages) == 2:
@@ -80,14 +105,62 @@ class SlideExpert:
         return [f"{topic} {self.found[topic]} ." for topic in self.wanted if topic in self.found]
 
     def _answer(self) -> str:
-        if len(self.wanted) == 1:
-            return str(self.found[self.wanted[0]])
-        return max(self.wanted, key=lambda topic: self.found[topic])
+        return best_answer(self.wanted, self.found)
 
     def _reply(self, thought: str, *, search: bool = False, answer: str = "") -> Completion:
         # A space before each word: the words of thoughts, queries and answers are then the same tokens.
         action = f"<search> {self.question.text}</search>" if search else f"<answer> {answer}</answer>"
         return Completion(text=f"<think> {thought}</think>{action}", model=self.name)
+
+
+class FixedSearcher:
+    """Searches `searches` times with the question as the query, whatever it finds, then answers from what it
+    has seen. It reads without error, so its reward is the best that stopping at a fixed depth can earn."""
+
+    name = "fixed-searcher"
+
+    def __init__(self, question: Question, slides: dict[str, Slide], searches: int) -> None:
+        self.question = question
+        self.slides = slides
+        self.left = searches
+        self.wanted, self.subject = parse_question(question)
+        self.found: dict[str, int] = {}
+
+    async def complete(self, request: Request) -> Completion:
+        for image in request.messages[-1].images:
+            slide = self.slides[image.page_id]
+            if slide.name == self.subject:
+                self.found |= {topic: value for topic, value in slide.facts if topic in self.wanted}
+        if self.left > 0:
+            self.left -= 1
+            return Completion(
+                text=f"<think> search</think><search> {self.question.text}</search>", model=self.name
+            )
+        known = len(self.found) == len(self.wanted)
+        answer = best_answer(self.wanted, self.found) if known else "not found"
+        return Completion(
+            text=f"<think> the answer is {answer} .</think><answer> {answer}</answer>", model=self.name
+        )
+
+
+MALFORMED = ("no tag", "not closed", "no thinking")
+
+
+def malformed(text: str, rng: random.Random) -> str:
+    """The reply without its action's tags, without the closing one, or without its thinking: each is a reply
+    that the environment cannot carry out."""
+    thought, _, action = text.partition("</think>")
+    kind = rng.choice(MALFORMED)
+    if kind == "no thinking":
+        return action
+    opening, _, rest = action.partition(">")
+    body, _, _ = rest.partition("<")
+    return f"{thought}</think>{body}" if kind == "no tag" else f"{thought}</think>{opening}>{body}"
+
+
+def best_answer(wanted: list[str], found: dict[str, int]) -> str:
+    """The value of the one topic, or the topic with the larger value."""
+    return str(found[wanted[0]]) if len(wanted) == 1 else max(wanted, key=lambda topic: found[topic])
 
 
 def parse_question(question: Question) -> tuple[list[str], str]:
@@ -96,10 +169,33 @@ def parse_question(question: Question) -> tuple[list[str], str]:
     return topics.removeprefix("more ").split(" or "), subject
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """Which teacher writes the trajectories."""
+
+    shares: tuple[float, ...] = EXTRA_SEARCH_SHARES
+    """Share of trajectories with 0, 1, 2 … searches after the last gold page."""
+    noise: float = 0.0
+    """Probability of a malformed reply."""
+    always_searches: int | None = None
+    """Search this often, always, instead."""
+
+    def policy(self, question: Question, slides: dict[str, Slide], rng: random.Random):
+        if self.always_searches is not None:
+            return FixedSearcher(question, slides, self.always_searches)
+        extra = rng.choices(range(len(self.shares)), self.shares)[0]
+        return SlideExpert(question, slides, extra, self.noise, rng)
+
+
 def expert_trajectories(
-    questions: list[Question], slides: dict[str, Slide], retriever: Retriever, corpus: Corpus, seed: int = 0
+    questions: list[Question],
+    slides: dict[str, Slide],
+    retriever: Retriever,
+    corpus: Corpus,
+    seed: int = 0,
+    teacher: Teacher = Teacher(),
 ) -> list[Trajectory]:
-    """One trajectory a question, in order; the number of extra searches is drawn from EXTRA_SEARCH_SHARES."""
+    """One trajectory a question, in order."""
     rng = random.Random(f"slide-expert-{seed}")
     config = EpisodeConfig(**SLIDE_EPISODE)
     prompts = load_prompts(config.prompts)
@@ -107,8 +203,7 @@ def expert_trajectories(
     async def solve_all() -> list[Trajectory]:
         done = []
         for question in questions:
-            extra = rng.choices(range(len(EXTRA_SEARCH_SHARES)), EXTRA_SEARCH_SHARES)[0]
-            expert = SlideExpert(question, slides, extra)
+            expert = teacher.policy(question, slides, rng)
             system = VisorSystem(expert, retriever, corpus, config, prompts, Sampling(temperature=0.0))
             done.append(await system.solve(question, seed=seed))
         return done
@@ -127,13 +222,31 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="trajectories.jsonl")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--extra_searches",
+        type=float,
+        nargs="+",
+        default=list(EXTRA_SEARCH_SHARES),
+        metavar="SHARE",
+        help="shares of trajectories with 0, 1, 2 … searches after the last gold page (default: %(default)s)",
+    )
+    parser.add_argument("--noise", type=float, default=0.0, help="probability of a malformed reply")
+    parser.add_argument(
+        "--always_searches", type=int, help="search this often whatever is found, then answer"
+    )
     arguments = parser.parse_args()
+    teacher = Teacher(tuple(arguments.extra_searches), arguments.noise, arguments.always_searches)
     corpus = Corpus.open(arguments.corpus)
     retriever = open_index(arguments.index or arguments.corpus / "index" / "bm25", corpus)
     questions = load_questions(arguments.questions)
     random.Random(f"order-{arguments.seed}").shuffle(questions)
     trajectories = expert_trajectories(
-        questions[: arguments.limit], read_slides(arguments.slides), retriever, corpus, arguments.seed
+        questions[: arguments.limit],
+        read_slides(arguments.slides),
+        retriever,
+        corpus,
+        arguments.seed,
+        teacher,
     )
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     with arguments.output.open("w") as file:

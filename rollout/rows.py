@@ -52,9 +52,11 @@ def trajectory_row(
     images: ImageSource,
     max_length: int | None = None,
     overflow: Overflow = "cut",
+    train: Literal["all", "last"] = "all",
 ) -> TrainingRow:
     """One row over the whole uncompressed trajectory (VISOR, section 3.3): system, question, every reply and
-    every observation as shown, without window and evidence block; loss on the sampled ids.
+    every observation as shown, without window and evidence block; loss on the sampled ids, of the last reply
+    only with `train="last"` (a row cut before it then raises RowTooLong).
 
     The observation after the last reply is left out: nothing follows it. `old_logprobs` are those sampled
     under the window, another context than this row's: for measuring the gap, not for a ratio. A row over
@@ -73,6 +75,8 @@ def trajectory_row(
     if trajectory.turns[-1].observation is not None:
         messages.pop()
     encoded = renderer.encode(messages, images, add_generation_prompt=False)
+    if train == "last":
+        replies = replies[-1:]
     first = len(encoded.assistant_spans) - len(replies)
     encoded = _fit(encoded, messages, max_length, overflow, name, first)
     return _row(encoded, renderer, images, first, replies, name)

@@ -18,6 +18,9 @@ class DataSource(Config):
     """How many times its rows appear in an epoch; 0.5 takes a random half of them."""
     context: Literal["episode", "append"] | None = None
     """Of its trajectories' rows; None = the run's `context`. A file may be named twice, once for each."""
+    train: Literal["all", "last"] = "all"
+    """Of trajectories. last: loss on the last reply only, to teach how to end an episode without teaching the
+    decisions that led there."""
 
 
 class SftConfig(Config):

@@ -129,7 +129,7 @@ class LazyRows:
         if source.kind == "messages":
             entries = self._chat_entries(source.path, budget)
         else:
-            entries = self._trajectory_entries(Path(source.path), context)
+            entries = self._trajectory_entries(Path(source.path), context, source.train)
         for entry in entries:
             if entry.bound > self.max_length and not self._fits(entry):
                 self.counts.left_out["over max_length"] += 1
@@ -151,16 +151,17 @@ class LazyRows:
                 lambda chat=chat: chat_row(chat, self.renderer, self.images, self.max_length),
             )
 
-    def _trajectory_entries(self, path: Path, context: str) -> Iterator[Entry]:
+    def _trajectory_entries(self, path: Path, context: str, train: str) -> Iterator[Entry]:
         for place, trajectory in _scan(path):
             if trajectory.error or not trajectory.turns:
                 self.counts.left_out["failed or empty trajectories"] += 1
                 continue
             if context == "append":
                 messages = [*trajectory.prompt, *_transcript(trajectory)]
-                yield self._entry(messages, lambda place=place: self._whole(place))
+                yield self._entry(messages, lambda place=place: self._whole(place, train))
                 continue
-            for index, turn in enumerate(trajectory.turns):
+            turns = list(enumerate(trajectory.turns))
+            for index, turn in turns if train == "all" else turns[-1:]:
                 messages = [*turn.context, Message(role="assistant", content=[])]
                 extra = len(turn.completion.token_ids or turn.completion.text.encode()) + 1
                 yield self._entry(messages, lambda place=place, index=index: self._turn(place, index), extra)
@@ -171,8 +172,8 @@ class LazyRows:
         frames = TOKENS_PER_MESSAGE * len(messages)
         return Entry(build, pictures + (text + extra) // BYTES_PER_TOKEN, pictures + text + extra + frames)
 
-    def _whole(self, place: _Place) -> TrainingRow:
-        return trajectory_row(_load(place), self.renderer, self.images, self.max_length)
+    def _whole(self, place: _Place, train: str) -> TrainingRow:
+        return trajectory_row(_load(place), self.renderer, self.images, self.max_length, train=train)
 
     def _turn(self, place: _Place, index: int) -> TrainingRow:
         trajectory = _load(place)

@@ -1,5 +1,6 @@
 """The slide world: answers stand in the pixels only, splits share no company, the expert is right."""
 
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,15 +9,23 @@ import pytest
 
 from data import slide_world
 from data.corpus import Corpus, ingest
-from data.slide_expert import EXTRA_SEARCH_SHARES, SLIDE_EPISODE, describe, expert_trajectories
+from data.slide_expert import (
+    EXTRA_SEARCH_SHARES,
+    SLIDE_EPISODE,
+    Teacher,
+    describe,
+    expert_trajectories,
+    malformed,
+)
 from data.slide_lessons import WORDS, copy_lessons, first_turn_lessons, read_lessons, vocabulary_texts
 from data.slide_world import FIRST_NAMES, SECOND_NAMES, TOPICS, make_world, read_slides, write_world
 from rewards.combine import score
 from rewards.judge import RuleJudge
+from visor.env.actions import parse_response
 from visor.models.loading import load_model, load_processor
 from visor.models.tiny import build_tokenizer
 from visor.retrieval.index import build_index, default_index_path, open_index
-from visor.types import split_page_id
+from visor.types import Invalid, Search, split_page_id
 
 DECKS = {"train": 12, "validation": 2, "test": 4}
 
@@ -134,6 +143,46 @@ def test_expert_writes_what_stands_on_the_page_it_was_shown(folder, train, world
         for before, turn in zip(trajectory.turns, trajectory.turns[1:]):
             page = before.observation.page_ids[0]
             assert turn.think.strip().startswith(describe(slides[page]))
+
+
+def test_a_fixed_searcher_searches_as_often_as_told(folder, train, world):
+    retriever = open_index(default_index_path(folder / "corpus"), train)
+    questions = [q for q in world.questions["train"] if q.tags["hop"] == "single"]
+    teacher = Teacher(always_searches=2)
+    ended = set()
+    for question, trajectory in zip(
+        questions, expert_trajectories(questions, world.slides("train"), retriever, train, teacher=teacher)
+    ):
+        reward = score(trajectory, question, RuleJudge())
+        assert (reward.searches, len(trajectory.turns)) == (2, 3)
+        assert reward.verdict is (reward.delta is not None)  # right when the page was among the two
+        ended.add(reward.delta)
+    assert ended == {None, 0, 1}
+
+
+def test_a_noisy_expert_is_refused_and_says_it_again(folder, train, world):
+    retriever = open_index(default_index_path(folder / "corpus"), train)
+    questions = world.questions["train"]
+    noisy = expert_trajectories(
+        questions, world.slides("train"), retriever, train, teacher=Teacher(noise=0.4)
+    )
+    invalid = [isinstance(turn.action, Invalid) for t in noisy for turn in t.turns]
+    assert 0.3 < sum(invalid) / len(invalid) < 0.5
+    clean = expert_trajectories(questions, world.slides("train"), retriever, train)
+    finished = [(a, b) for a, b in zip(noisy, clean) if a.answer]
+    assert len(finished) > len(questions) // 2
+    for trajectory in noisy:
+        for turn, after in zip(trajectory.turns, trajectory.turns[1:]):
+            if isinstance(turn.action, Invalid) and isinstance(after.action, Search):
+                assert after.action.query == trajectory.question
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_malformed_reply_can_be_carried_out(seed):
+    rng = random.Random(seed)
+    for action in ("<search> tax of red fox</search>", "<answer> 4</answer>"):
+        text = malformed(f"<think> red fox , tax 4 .</think>{action}", rng)
+        assert isinstance(parse_response(text).action, Invalid), text
 
 
 def test_every_word_is_one_token_in_context():

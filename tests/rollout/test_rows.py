@@ -82,6 +82,15 @@ def trained_ids(row):
     return [token for token, mask in zip(row.input_ids, row.loss_mask) if mask]
 
 
+def test_trajectory_row_of_the_last_reply_only(renderer, trajectory):
+    whole = trajectory_row(trajectory, renderer, page_image)
+    row = trajectory_row(trajectory, renderer, page_image, train="last")
+    assert row.input_ids == whole.input_ids
+    assert trained_ids(row) == trajectory.turns[-1].completion.token_ids
+    with pytest.raises(RowTooLong):
+        trajectory_row(trajectory, renderer, page_image, len(row.input_ids) - 1, train="last")
+
+
 def test_trajectory_row_trains_exactly_the_sampled_ids(renderer, trajectory):
     row = trajectory_row(trajectory, renderer, page_image)
     assert trained_ids(row) == [i for turn in trajectory.turns for i in turn.completion.token_ids]

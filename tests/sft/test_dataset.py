@@ -11,6 +11,7 @@ from sft.arguments import DataSource
 from sft.dataset import LazyRows
 from visor.env.crop import ImageCutter
 from visor.models.loading import load_processor
+from visor.types import Message
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,35 @@ def test_a_source_may_have_its_own_context(setting, trajectories):
     expected = [trajectory_row(t, *setting) for t in records]
     expected += [row for t in records for row in turn_rows(t, *setting)]
     assert [row.input_ids for row in rows] == [row.input_ids for row in expected]
+
+
+def test_a_source_may_train_the_last_reply_only(setting, trajectories):
+    path, records = trajectories
+    rows = rows_of(setting, {"path": str(path), "train": "last"})
+    assert [row.input_ids for row in rows] == [turn_rows(t, *setting)[-1].input_ids for t in records]
+    for context, (row, record) in enumerate(
+        zip(rows_of(setting, {"path": str(path), "train": "last"}, context="append"), records)
+    ):
+        whole = trajectory_row(record, *setting)
+        start, end = (
+            setting[0]
+            .encode([*record.prompt, *_messages(record)], setting[1], add_generation_prompt=False)
+            .assistant_spans[-1]
+        )
+        assert row.input_ids == whole.input_ids, context
+        assert row.loss_mask == [m if start <= i < end else 0 for i, m in enumerate(whole.loss_mask)]
+        assert sum(row.loss_mask) > 0
+
+
+def _messages(record):
+    for turn in record.turns:
+        yield Message(
+            role="assistant",
+            content=[{"type": "text", "text": turn.completion.text}],
+            token_ids=turn.completion.token_ids,
+        )
+        if turn is not record.turns[-1]:
+            yield turn.observation.message
 
 
 def test_bounds_hold_and_long_rows_are_left_out(setting, trajectories):
