@@ -37,7 +37,7 @@ def load_page_image(path: str | Path, frame: int = 0) -> Image.Image:
 def count_frames(path: str | Path) -> int:
     """Pages in an image file: the frames of a TIFF, else 1 (an animation is its first frame)."""
     with _open(Path(path)) as image:
-        return image.n_frames if image.format == "TIFF" else 1
+        return getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
 
 
 def is_plain(path: str | Path) -> bool:

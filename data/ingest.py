@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from data.corpus_files import (
     IMAGES_FOLDER,
@@ -77,7 +78,7 @@ def ingest(
     *,
     dpi: float = DEFAULT_DPI,
     max_pixels: int = DEFAULT_MAX_PIXELS,
-    image_format: str = "jpeg",
+    image_format: Literal["jpeg", "png"] = "jpeg",
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> IngestReport:
@@ -158,9 +159,13 @@ class _Ingest:
                 self._fail(source, "", f"{source.path.name} cannot be read: {error.strerror}")
                 continue
             record = self.documents.get(doc_id)
-            same = record is not None and record.status == "done" and record.sha256 == digest
             files = [self.out / page.image for page in stored.get(doc_id, [])]
-            if same and record.recipe == self.settings.recipe and all(file.is_file() for file in files):
+            if (
+                record is not None
+                and (record.status, record.sha256) == ("done", digest)
+                and record.recipe == self.settings.recipe
+                and all(file.is_file() for file in files)
+            ):
                 self.documents[doc_id] = record.model_copy(update={"source": str(source.path)})
                 self.report.unchanged.append(doc_id)
             else:

@@ -60,16 +60,17 @@ def render_chunks(chunks: Iterable[Chunk], workers: int) -> Iterator[ChunkResult
             yield result
             yield from map(_render, _following(result))
         return
-    fresh, more = iter(chunks), deque()
+    fresh = iter(chunks)
+    more: deque[Chunk] = deque()
     running: dict[Future, Chunk] = {}
     executor = _new_executor(workers)
     try:
         while True:
             while len(running) < 2 * workers:
-                chunk = more.popleft() if more else next(fresh, None)
-                if chunk is None:
+                following = more.popleft() if more else next(fresh, None)
+                if following is None:
                     break
-                running[executor.submit(_render, chunk)] = chunk
+                running[executor.submit(_render, following)] = following
             if not running:
                 return
             done, _ = wait(running, return_when=FIRST_COMPLETED)

@@ -94,7 +94,7 @@ class Agent:
 
     system: VisorSystem
     client: PolicyClient
-    corpus: PageStore
+    corpus: Corpus
     retriever: Retriever
 
 

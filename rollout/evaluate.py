@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from data.corpus import Corpus
 from data.questions import load_questions
 from rewards import get_reward
 from rollout.build import Agent, AgentConfig, build_agent, describe_data, describe_model, make_judge
@@ -39,7 +40,7 @@ from visor.config import parse_cli
 from visor.env.crop import ImageCutter
 from visor.models.base import PolicyClient
 from visor.taec.policy import switched
-from visor.types import PageStore, Question, Trajectory
+from visor.types import Question, Trajectory
 
 
 class EvaluateConfig(AgentConfig):
@@ -116,10 +117,12 @@ def make_manifest(
     """What this run is made with."""
     active = switched(config.taec, config.taec_config)
     digest = hashlib.sha256("\n".join(q.model_dump_json() for q in questions).encode()).hexdigest()
+    data = describe_data(config, agent)
     described = config.model is not None or config.checkpoint is not None
     return RunManifest(
         **environment_fields(),
-        **describe_data(config, agent),
+        corpus=data["corpus"],
+        index=data["index"],
         command=sys.argv,
         code_fingerprint=code_fingerprint(),
         arguments=config.model_dump(mode="json"),
@@ -136,7 +139,7 @@ def make_manifest(
     )
 
 
-def _load_questions(benchmark: str, corpus: PageStore) -> list[Question]:
+def _load_questions(benchmark: str, corpus: Corpus) -> list[Question]:
     problems: list[str] = []
     questions = load_questions(benchmark, corpus, problems)
     for problem in problems:

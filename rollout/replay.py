@@ -123,7 +123,7 @@ def compare_trajectories(recorded: Trajectory, replayed: Trajectory) -> list[Dif
         for old, new in zip(recorded.turns, replayed.turns, strict=False)
         for field, before, after in _turn_differences(old, new)
     ]
-    whole = {"prompt": (_digest(recorded.prompt), _digest(replayed.prompt))}
+    whole: dict[str, tuple[Any, Any]] = {"prompt": (_digest(recorded.prompt), _digest(replayed.prompt))}
     if recorded.error is None:
         whole |= {
             "turns": (len(recorded.turns), len(replayed.turns)),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from rollout.metrics import SHARES, Metrics
 from rollout.pictures import Picture, Pictures
@@ -36,7 +37,7 @@ def document(title: str, body: Sequence[str]) -> str:
     return "".join([before, escape(title), middle, "\n".join(body), after])
 
 
-def number(name: str, value: object) -> str:
+def number(name: str, value: Any) -> str:
     """A figure for reading: shares in percent, other fractions to three digits."""
     if value is None:
         return "–"

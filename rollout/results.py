@@ -134,8 +134,8 @@ def _admitted(turn: Turn) -> str | None:
 
 
 def _new_tokens(turns: list[Turn]) -> int | None:
-    ids = [turn.completion.token_ids for turn in turns]
-    return None if None in ids else sum(len(token_ids) for token_ids in ids)
+    ids = [turn.completion.token_ids for turn in turns if turn.completion.token_ids is not None]
+    return sum(map(len, ids)) if len(ids) == len(turns) else None
 
 
 def _seconds(trajectory: Trajectory) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,10 +17,12 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     matrices only (Keller Jordan, "Muon", 2024).
     """
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    find_head = getattr(model, "get_output_embeddings", None)
+    head = find_head() if find_head else None
     if head is not None:
         tables.add(id(head.weight))
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             is_matrix = parameter.ndim == 2 and id(parameter) not in tables
@@ -64,7 +67,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         # The very dictionaries of the two: a learning rate set by a scheduler is the one they step with.
         self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         if closure is not None:
             raise ValueError("MuonWithAdamW takes no closure")
         self.muon.step()

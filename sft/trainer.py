@@ -71,7 +71,8 @@ class VisorSFTTrainer(SFTTrainer):
         if not self.sort_steps:
             return super()._get_train_sampler(train_dataset)
         rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return SortedStepsSampler(self.train_dataset[LENGTH_COLUMN], rows, self.args.seed)
+        dataset: Any = self.train_dataset
+        return SortedStepsSampler(dataset[LENGTH_COLUMN], rows, self.args.seed)
 
     def create_model_card(self, *args, **kwargs) -> None:
         """None is written: the run's settings are in `run_config.json`."""

@@ -211,7 +211,8 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
 
 def _resolve(model_class: type[BaseModel], key: str) -> tuple[list[str], Any]:
     """Follow a dotted key through the nested models; return its parts and the field's annotation."""
-    keys, annotation = [], model_class
+    keys: list[str] = []
+    annotation: Any = model_class
     for part in key.split("."):
         model = _nested_model(annotation)
         if model is None:
@@ -284,9 +285,7 @@ def _type_name(annotation: Any) -> str:
 def _default_text(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    default = field.get_default(call_default_factory=False)
-    if default is None and field.default_factory is not None:
-        default = field.default_factory()
+    default = field.get_default(call_default_factory=True, validated_data={})
     assert default is not PydanticUndefined
     return f"default: {'null' if default is None else default}"
 

@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from visor.env.actions import ParsedResponse, parse_response
 from visor.env.config import EpisodeConfig
@@ -73,7 +73,7 @@ class Episode:
         self._prompts = prompts
         self._page_size = store if callable(store) else _sizes_of(store)
         self._policy = evidence_policy
-        self._identity = {"seed": seed, "sample_index": sample_index, "system": system}
+        self._identity: dict[str, Any] = {"seed": seed, "sample_index": sample_index, "system": system}
         self._writer = ObservationWriter(question.text, prompts, config)
         self._evidence = EvidenceSpace(config.min_thought_chars)
         self._view = EpisodeView(question)

@@ -41,15 +41,17 @@ class BufferedLayer(DynamicLayer):
         return self.keys, self.values
 
     @staticmethod
-    def _grown(old: torch.Tensor, states: torch.Tensor, end: int) -> torch.Tensor:
+    def _grown(old: torch.Tensor | None, states: torch.Tensor, end: int) -> torch.Tensor:
         batch, heads, _, width = states.shape
         buffer = states.new_empty((batch, heads, end + GROWTH, width))
-        if old.numel():
+        if old is not None and old.numel():
             buffer[:, :, : old.shape[-2]] = old
         return buffer
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep or repeat rows of the batch."""
+        assert self.keys is not None, "a layer without keys has no rows"
+        assert self.values is not None
         self.keys, self.values = self.keys[rows], self.values[rows]
         self._buffers = None
 
@@ -116,9 +118,8 @@ class _Run:
         self.device = batch["input_ids"].device
         self.live = list(range(len(prompt_of)))
         self.done = [False] * len(prompt_of)
-        self.cache = Cache(
-            layers=[BufferedLayer() for _ in range(self.base.config.text_config.num_hidden_layers)]
-        )
+        self.layers = [BufferedLayer() for _ in range(self.base.config.text_config.num_hidden_layers)]
+        self.cache = Cache(layers=list(self.layers))
         self._prefill(batch, features, torch.tensor(prompt_of, device=self.device))
 
     def _prefill(self, batch, features: list[torch.Tensor], rows: torch.Tensor) -> None:
@@ -128,7 +129,7 @@ class _Run:
             embeddings[pads] = torch.cat(features).to(embeddings.dtype)
         hidden = self._forward(embeddings, batch["attention_mask"], batch["position_ids"])
         self.logits = self.base.lm_head(hidden[:, -1]).float()[rows]
-        for layer in self.cache.layers:
+        for layer in self.layers:
             layer.select(rows)
         self.mask = batch["attention_mask"][rows]
         self.position = batch["position_ids"].amax((0, 2))[rows]
@@ -173,7 +174,7 @@ class _Run:
     def _compact(self, rows: list[int], chosen: torch.Tensor) -> torch.Tensor:
         """Drop the finished sequences."""
         index = torch.tensor(rows, device=self.device)
-        for layer in self.cache.layers:
+        for layer in self.layers:
             layer.select(index)
         self.sampler.keep(index)
         self.mask, self.position = self.mask[index], self.position[index]

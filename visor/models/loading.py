@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from visor.models.base import ImageSource, PolicyClient
 from visor.models.rendering import ChatRenderer
@@ -152,11 +152,14 @@ def _load(path: str | Path, what: str, load):
 # ---------------------------------------------------------------- naming a model
 
 
+ModelKind = Literal["hf", "vllm", "openai", "script"]
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A parsed model name."""
 
-    kind: Literal["hf", "vllm", "openai", "script"]
+    kind: ModelKind
     target: str
     """A path, or for `openai` the model's name at the endpoint."""
     url: str = ""
@@ -166,10 +169,10 @@ class ModelSpec:
 def parse_model_spec(spec: str) -> ModelSpec:
     """Read `hf:PATH`, `vllm:PATH`, `openai:NAME@URL` or `script:FILE`; ValueError for anything else."""
     kind, separator, target = spec.partition(":")
-    if not separator or kind not in ("hf", "vllm", "openai", "script") or not target:
+    if not separator or kind not in get_args(ModelKind) or not target:
         raise ValueError(f"{spec!r} does not name a model; use {SPEC_FORMS}")
     if kind != "openai":
-        return ModelSpec(kind, target)
+        return ModelSpec(cast(ModelKind, kind), target)
     match = re.fullmatch(r"(.+)@(https?://\S+)", target)
     if match is None:
         raise ValueError(

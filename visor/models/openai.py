@@ -8,6 +8,7 @@ import io
 import os
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 from visor.models.base import ContextTooLong, ImageSource, Request, TooManyImages
@@ -105,7 +106,7 @@ class OpenAIClient:
         content: list[dict[str, Any]] = []
         for part in message.content:
             if isinstance(part, ImagePart):
-                url, size = self._encoded.get(part.image.key, lambda ref=part.image: self._data_url(ref))
+                url, size = self._encoded.get(part.image.key, partial(self._data_url, part.image))
                 sizes.append(size)
                 content.append({"type": "image_url", "image_url": {"url": url}})
             else:
@@ -121,7 +122,7 @@ class OpenAIClient:
 
 
 def _encodable(text: str) -> str:
-    """Lone surrogates, which JSON can carry and UTF-8 cannot, become "?": the reply is sent and stored again."""
+    """Lone surrogates, which JSON can carry and UTF-8 cannot, become "?": replies are stored and sent."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -14,9 +14,9 @@ def smart_resize(
 ) -> tuple[int, int]:
     """Return the (width, height) shown to the model: multiples of `factor`, area within the bounds.
 
-    Same rounding as the `smart_resize` of Transformers' Qwen2-VL image processor (tested against it). Where the
-    bounds are so close that one step of `factor` leads from below the one to above the other, the area can
-    miss one of them by that step; it keeps to the bounds of an episode's defaults for every image.
+    Same rounding as the `smart_resize` of Transformers' Qwen2-VL image processor (tested against it). Where
+    the bounds are so close that one step of `factor` leads from below the one to above the other, the area
+    can miss one of them by that step; it keeps to the bounds of an episode's defaults for every image.
     Raises ValueError for an empty image or a ratio of sides above 200.
     """
     if width < 1 or height < 1:

@@ -121,7 +121,7 @@ def collate(
 
 
 def _add_training_fields(batch: dict[str, torch.Tensor], rows: Sequence[Row], offsets: list[int]) -> None:
-    def padded(values: list[list], dtype: torch.dtype) -> torch.Tensor:
+    def padded(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
         out = torch.zeros(batch["input_ids"].shape, dtype=dtype)
         for index, (offset, row_values) in enumerate(zip(offsets, values)):
             out[index, offset : offset + len(row_values)] = torch.tensor(row_values, dtype=dtype)

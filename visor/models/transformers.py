@@ -66,14 +66,14 @@ class TransformersClient:
         """Answer a batch, in order, with an exception in the place of a request that cannot be served."""
         started = time.perf_counter()
         encoded = [self._encode(request) for request in requests]
-        good = [i for i, prompt in enumerate(encoded) if isinstance(prompt, Encoded)]
-        results: list[Completion | Exception] = list(encoded)
+        good = {i: prompt for i, prompt in enumerate(encoded) if isinstance(prompt, Encoded)}
+        served: dict[int, Completion] = {}
         if good:
-            replies = self._decode([encoded[i] for i in good], [requests[i] for i in good])
+            replies = self._decode(list(good.values()), [requests[i] for i in good])
             seconds = time.perf_counter() - started
-            for i, reply in zip(good, replies):
-                results[i] = self._completion(encoded[i], reply, seconds)
-        return results
+            for (i, prompt), reply in zip(good.items(), replies):
+                served[i] = self._completion(prompt, reply, seconds)
+        return [served[i] if isinstance(item, Encoded) else item for i, item in enumerate(encoded)]
 
     def _encode(self, request: Request) -> Encoded | Exception:
         try:
@@ -109,8 +109,10 @@ class TransformersClient:
         if keep is None:
             keep = not any(parameter.requires_grad for parameter in vision.parameters())
         distinct = {ref.key: ref for ref in refs}
-        known = {key: self._features.peek(key) for key in distinct} if keep else {}
-        missing = {key: ref for key, ref in distinct.items() if known.get(key) is None}
+        known: dict[tuple, torch.Tensor] = {}
+        if keep:
+            known = {key: kept for key in distinct if (kept := self._features.peek(key)) is not None}
+        missing = {key: ref for key, ref in distinct.items() if key not in known}
         if missing:
             pixels = [torch.from_numpy(self.renderer.pixels(ref, self.images)) for ref in missing.values()]
             grids = torch.tensor([self.renderer.grid(ref, self.images) for ref in missing.values()])

@@ -22,7 +22,8 @@ _TOKEN = re.compile(
     r"|(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)+)"
     rf"|(?P<word>(?:(?![{_UNSPACED}_])\w|[{_MARKS}])+)"
 )
-_FOLD = {full: full - 0xFEE0 for full in range(0xFF01, 0xFF5F)}  # full-width Latin → ASCII
+_FOLD: dict[int, int | str | None] = {}
+_FOLD |= {full: full - 0xFEE0 for full in range(0xFF01, 0xFF5F)}  # full-width Latin → ASCII
 _FOLD |= dict.fromkeys(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹"), " ")  # a footnote mark is no part of the word before it
 _FOLD |= {0x00AD: None, 0x200B: None, 0x200C: None, 0x200D: None}  # soft hyphen, zero-width
 
