@@ -42,6 +42,9 @@ QUESTION_FILES = {
     "multi_hop.jsonl": ("multi",),
 }
 """Files of a split and the kinds of question they hold, all in one random order."""
+SEE_ALSO_SHARE = 0.5
+"""Share of pages with a cross reference. At 0.5 BM25 ranks the page with the fact first in 57 % of the
+single-hop questions of the test split, second in 15 %, third in 17 %: no fixed number of searches fits."""
 SPLITS = {"train": 240, "validation": 40, "test": 60}
 
 
@@ -84,11 +87,11 @@ class World:
 def make_world(
     seed: int = 0,
     decks: dict[str, int] | None = None,
-    see_also_share: float = 0.2,
+    see_also_share: float = SEE_ALSO_SHARE,
     multi_hop_per_deck: int = 6,
 ) -> World:
-    """Draw a world. `decks` gives the number of decks a split; `see_also_share` the share of pages with
-    a cross reference (it sets how often the best-ranked page lacks the fact)."""
+    """Draw a world. `decks` gives the number of decks a split, `see_also_share` the share of pages with a
+    cross reference."""
     sizes = SPLITS if decks is None else decks
     rng = random.Random(f"slide-world-{seed}")
     pairs = [(first, second) for first in FIRST_NAMES for second in SECOND_NAMES]
@@ -262,7 +265,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     for split, count in SPLITS.items():
         parser.add_argument(f"--{split}", type=int, default=count, help=f"decks in {split} (default {count})")
-    parser.add_argument("--see-also-share", type=float, default=0.2)
+    parser.add_argument("--see-also-share", type=float, default=SEE_ALSO_SHARE)
     arguments = parser.parse_args()
     world = make_world(
         arguments.seed, {s: getattr(arguments, s) for s in SPLITS}, see_also_share=arguments.see_also_share
