@@ -75,12 +75,13 @@ def chat_record(messages: Sequence[Message], train_last_only: bool = False) -> d
 
 
 def write_chats(path: str | Path, chats: Iterable[Sequence[Message]], train_last_only: bool = False) -> int:
-    """Write JSON lines of {messages, images}; returns the number of rows.
+    """Write JSON lines of {messages, images}, in place of the file once all are written; returns the number
+    of rows.
 
     ValueError for a text that itself holds `<image>`, which would read back as an image.
     """
-    count = 0
-    with open(path, "w", encoding="utf-8") as file:
+    count, beside = 0, Path(f"{path}.tmp")
+    with open(beside, "w", encoding="utf-8") as file:
         for messages in chats:
             if any(PLACEHOLDER in p.text for m in messages for p in m.content if isinstance(p, TextPart)):
                 raise ValueError(
@@ -88,6 +89,7 @@ def write_chats(path: str | Path, chats: Iterable[Sequence[Message]], train_last
                 )
             file.write(json.dumps(chat_record(messages, train_last_only), ensure_ascii=False) + "\n")
             count += 1
+    beside.replace(path)
     return count
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rollout.recorder import read_lines
 from rollout.rows import TrainingRow, trajectory_row, turn_rows
-from rollout.run_folder import TRAJECTORIES_NAME
 from rollout.trace import printable
+from rollout.trajectory_file import trajectories_path
 from visor.types import Trajectory
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ def find_trajectory(
 
     None matches any. ValueError when the file is missing or no trajectory matches.
     """
-    path = Path(path) / TRAJECTORIES_NAME if Path(path).is_dir() else Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file of trajectories")
+    path = trajectories_path(path)
     for record in read_lines(path):
         if question_id in (None, record["question_id"]) and sample_index in (None, record["sample_index"]):
             return Trajectory.model_validate(record)

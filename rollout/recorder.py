@@ -26,8 +26,14 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
 
     Raises ValueError naming the file and the line for any other line that is not a JSON object.
     """
-    for _, record in _scan(Path(path)):
+    for _, record in numbered_lines(path):
         yield record
+
+
+def numbered_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`read_lines` with the number of each line, from 1."""
+    for number, _, record in _scan(Path(path)):
+        yield number, record
 
 
 class Recorder:
@@ -97,7 +103,7 @@ class Recorder:
     def _recover(self) -> None:
         """Collect the keys, and cut the file after its last complete row."""
         end = 0
-        for offset, record in _scan(self.path):
+        for _, offset, record in _scan(self.path):
             try:
                 key, end = self.key(record), offset
             except KeyError as error:
@@ -125,8 +131,8 @@ def rewrite(path: str | Path, records: Iterable[dict[str, Any]]) -> None:
     os.replace(beside, path)
 
 
-def _scan(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (offset of the byte after the row, record) for each complete row."""
+def _scan(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield (line number, offset of the byte after the row, record) for each complete row."""
     end = 0
     damaged: int | None = None
     with open(path, "rb") as file:
@@ -141,7 +147,7 @@ def _scan(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             end += len(line)
             if record:
-                yield end, record
+                yield number, end, record
 
 
 def _line(record: dict[str, Any]) -> bytes:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from data.corpus import Corpus
-from data.questions import load_questions
 from rewards.combine import ascore
 from rewards.judge import Judge
 from rollout.build import make_judge
-from rollout.recorder import Recorder, read_lines
-from sft.command import explained
+from rollout.recorder import Recorder
+from rollout.trajectory_file import read_trajectories, refuse_own_input
+from sft.command import explained, questions_of
 from sft.distill import append_context
 from visor.config import Config, parse_cli
 from visor.env.actions import parse_response
@@ -223,7 +223,7 @@ async def augment_all(
 
 class AugmentConfig(Config):
     input: str
-    """JSON lines of filtered trajectories."""
+    """JSON lines of filtered trajectories, or a run folder."""
     output: str
     """JSON lines of augmented ones; existing ones are kept and not made again."""
     questions: str
@@ -244,6 +244,8 @@ class AugmentConfig(Config):
 
 def augment_file(config: AugmentConfig, teacher: PolicyClient | None = None) -> AugmentReport:
     """Augment the trajectories of a file; `teacher` stands in for the configured model."""
+    refuse_own_input(config.input, config.output)
+    trajectories = list(read_trajectories(config.input))
     corpus = Corpus.open(config.corpus)
     images = ImageCutter(corpus)
     augmenter = Augmenter(
@@ -255,8 +257,7 @@ def augment_file(config: AugmentConfig, teacher: PolicyClient | None = None) -> 
         sampling=Sampling(config.temperature, 1.0, config.max_new_tokens),
         seed=config.seed,
     )
-    questions = {question.question_id: question for question in load_questions(config.questions, corpus)}
-    trajectories = [Trajectory.model_validate(line) for line in read_lines(config.input)]
+    questions = questions_of(trajectories, config.questions, corpus)
     judge = make_judge(config.judge, images)
     with Recorder(config.output) as recorder:
         return asyncio.run(

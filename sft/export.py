@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from rollout.chats import write_chats
-from rollout.recorder import read_lines
+from rollout.trajectory_file import read_trajectories, refuse_own_input
 from sft.command import explained
 from visor.types import Message, Trajectory, text_message
 
@@ -45,7 +45,7 @@ def export(
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m sft.export", description="Trajectories to chat data.")
-    parser.add_argument("input", type=Path, help="JSON lines of trajectories")
+    parser.add_argument("input", type=Path, help="JSON lines of trajectories, or a run folder")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument(
         "--context",
@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     arguments = parser.parse_args(argv)
     with explained("sft.export"):
-        trajectories = (Trajectory.model_validate(line) for line in read_lines(arguments.input))
-        count = export(trajectories, arguments.output, arguments.context)
+        refuse_own_input(arguments.input, arguments.output)
+        count = export(read_trajectories(arguments.input), arguments.output, arguments.context)
     print(f"{count} rows written to {arguments.output}")
 
 

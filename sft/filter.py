@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.questions import load_questions
 from rewards.combine import score
 from rewards.judge import Judge
 from rewards.retrieval import retrieval_outcome
 from rollout.build import make_judge
-from rollout.recorder import read_lines, rewrite
-from sft.command import explained
+from rollout.recorder import rewrite
+from rollout.trajectory_file import read_trajectories, refuse_own_input
+from sft.command import explained, questions_of
 from visor.config import Config
 from visor.types import Crop, Invalid, ObservationKind, Question, Search, Trajectory, Turn
 
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m sft.filter", description="Filter distilled trajectories."
     )
-    parser.add_argument("input", type=Path, help="JSON lines of trajectories")
+    parser.add_argument("input", type=Path, help="JSON lines of trajectories, or a run folder")
     parser.add_argument("--questions", required=True, help="their questions as reader:PATH")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument(
@@ -169,11 +169,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _filter_file(arguments: argparse.Namespace, settings: FilterSettings) -> FilterReport:
-    questions = {question.question_id: question for question in load_questions(arguments.questions)}
-    trajectories = [Trajectory.model_validate(line) for line in read_lines(arguments.input)]
-    unknown = sorted({t.question_id for t in trajectories} - questions.keys())
-    if unknown:
-        raise ValueError(f"{arguments.questions} lacks questions of the trajectories, such as {unknown[:3]}")
+    refuse_own_input(arguments.input, arguments.output)
+    trajectories = list(read_trajectories(arguments.input))
+    questions = questions_of(trajectories, arguments.questions)
     score_missing(trajectories, questions, make_judge(arguments.judge))
     kept, report = filter_trajectories(trajectories, questions, settings)
     rewrite(arguments.output, [trajectory.model_dump(mode="json") for trajectory in kept])

@@ -189,4 +189,4 @@ def test_a_file_is_augmented_and_a_missing_one_explained(play, world, tmp_path, 
     with pytest.raises(SystemExit) as stopped:
         main([*arguments, "--corpus", str(tmp_path), "--model", "script:none"])
     assert stopped.value.code == 2
-    assert "not a corpus" in capsys.readouterr().err
+    assert "none: there is no such file of trajectories" in capsys.readouterr().err
