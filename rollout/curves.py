@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 PANELS = {
@@ -43,8 +43,15 @@ def smooth(values: list[float | None], span: int) -> list[float | None]:
     return means
 
 
-def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, span: int = 10) -> Path:
-    """Draw reward, accuracy, completeness, verification share and invalid rate over the steps.
+def plot_curves(
+    metrics_jsonl: str | Path,
+    out_png: str | Path,
+    span: int = 10,
+    panels: Mapping[str, Sequence[str]] = PANELS,
+    log_panels: Collection[str] = (),
+) -> Path:
+    """Draw metrics over the steps, two panels a row; `panels` says which, by default reward, accuracy,
+    completeness, verification share and invalid rate, and `log_panels` which of them have a log scale.
 
     The thin line is each step, the thick one the mean over the last `span` steps. Needs matplotlib (the
     `report` extra). Returns the path written; ValueError for a file without a step.
@@ -55,11 +62,15 @@ def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, span: int = 10) 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    height = (len(panels) + 1) // 2
+    figure = Figure(figsize=(10, 3.2 * height), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (title, names) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+    grid = figure.subplots(height, 2, squeeze=False).flat
+    for axes, (title, names) in zip(grid, panels.items(), strict=False):
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
+        if title in log_panels:
+            axes.set_yscale("log", nonpositive="mask")
         for name in (name for name in names if any(name in record for record in records)):
             _draw(axes, records, name, span)
         if axes.lines:
