@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,10 +15,12 @@ from data.corpus import Corpus
 from rewards.judge import Judge, ModelJudge, RuleJudge
 from rollout.fingerprints import (
     checkpoint_fingerprint,
+    code_fingerprint,
     corpus_fingerprints,
     file_fingerprint,
     retriever_fingerprint,
 )
+from rollout.manifest import RunManifest, environment_fields
 from visor.config import Config
 from visor.env.config import EpisodeConfig
 from visor.env.crop import ImageCutter
@@ -181,6 +185,38 @@ def describe_data(config: AgentConfig, agent: Agent) -> dict[str, dict[str, Any]
         "retriever_fingerprint": retriever_fingerprint(agent.retriever),
     }
     return {"corpus": corpus, "index": index}
+
+
+def agent_manifest(
+    config: AgentConfig,
+    agent: Agent,
+    model: dict[str, Any],
+    questions: Sequence[Question],
+    judge: str,
+    *,
+    benchmark: str,
+    seed: int,
+) -> RunManifest:
+    """What a run of `agent` over `questions`, read as `benchmark`, is made with; `model` is described."""
+    data = describe_data(config, agent)
+    active = switched(config.taec, config.taec_config)
+    digest = hashlib.sha256("\n".join(q.model_dump_json() for q in questions).encode()).hexdigest()
+    return RunManifest(
+        **environment_fields(),
+        command=sys.argv,
+        code_fingerprint=code_fingerprint(),
+        arguments=config.model_dump(mode="json"),
+        system=config.system,
+        model=model,
+        corpus=data["corpus"],
+        index=data["index"],
+        questions={"path": benchmark, "hash": digest, "n": len(questions)},
+        judge=judge,
+        episode=config.episode.model_dump(mode="json"),
+        taec=active.model_dump(mode="json") | {"operators": active.operators} if active else {},
+        sampling={name: getattr(config, name) for name in ("temperature", "top_p", "max_new_tokens")},
+        seed=seed,
+    )
 
 
 def make_judge(name: str, images: ImageSource | None = None) -> Judge:

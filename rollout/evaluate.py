@@ -7,7 +7,6 @@ The same command run again goes on where it stopped.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Sequence
@@ -18,14 +17,12 @@ from pydantic import Field
 from data.corpus import Corpus
 from data.questions import load_questions
 from rewards import get_reward
-from rollout.build import Agent, AgentConfig, build_agent, describe_data, describe_model, make_judge
+from rollout.build import Agent, AgentConfig, agent_manifest, build_agent, describe_model, make_judge
 from rollout.engine import EpisodeJob, RolloutEngine
-from rollout.fingerprints import code_fingerprint
 from rollout.manifest import (
     MANIFEST_NAME,
     MixedRunError,
     RunManifest,
-    environment_fields,
     open_run,
     read_manifest,
 )
@@ -39,7 +36,6 @@ from rollout.tables import metrics_table
 from visor.config import parse_cli
 from visor.env.crop import ImageCutter
 from visor.models.base import PolicyClient
-from visor.taec.policy import switched
 from visor.types import Question, Trajectory
 
 
@@ -115,26 +111,15 @@ def make_manifest(
     config: EvaluateConfig, agent: Agent, questions: Sequence[Question], judge: str
 ) -> RunManifest:
     """What this run is made with."""
-    active = switched(config.taec, config.taec_config)
-    digest = hashlib.sha256("\n".join(q.model_dump_json() for q in questions).encode()).hexdigest()
-    data = describe_data(config, agent)
     described = config.model is not None or config.checkpoint is not None
-    return RunManifest(
-        **environment_fields(),
-        corpus=data["corpus"],
-        index=data["index"],
-        command=sys.argv,
-        code_fingerprint=code_fingerprint(),
-        arguments=config.model_dump(mode="json"),
-        system=config.system,
-        model=describe_model(config.model_spec)
-        if described
-        else {"kind": "given", "name": agent.client.name},
-        questions={"path": config.benchmark, "hash": digest, "n": len(questions)},
-        judge=judge,
-        episode=config.episode.model_dump(mode="json"),
-        taec=active.model_dump(mode="json") | {"operators": active.operators} if active else {},
-        sampling={name: getattr(config, name) for name in ("temperature", "top_p", "max_new_tokens")},
+    given = {"kind": "given", "name": agent.client.name}
+    return agent_manifest(
+        config,
+        agent,
+        describe_model(config.model_spec) if described else given,
+        questions,
+        judge,
+        benchmark=config.benchmark,
         seed=config.seed,
     )
 

@@ -22,6 +22,8 @@ UNCOMPARED = ("created", "command", "git_commit", "git_dirty", "arguments")
 """Recorded, but no reason to refuse: `code_fingerprint` stands for the commit, and what matters of the
 arguments (model, data, sampling, episode, judge, layer) stands in fields of its own, so that another batch
 size, number of workers or question limit resumes freely."""
+MAY_CHANGE = ("schema_version", "code_fingerprint", "python", "packages", "questions")
+"""Not compared either while a file of trajectories grows."""
 
 
 class RunManifest(Record):
@@ -72,7 +74,9 @@ def environment_fields(root: str | Path | None = None) -> dict[str, Any]:
     }
 
 
-def differences(stored: RunManifest, current: RunManifest) -> list[str]:
+def differences(
+    stored: RunManifest, current: RunManifest, uncompared: Sequence[str] = UNCOMPARED
+) -> list[str]:
     """Name each compared field that differs, nested ones dotted, with both values.
 
     A `path` is never compared: what it holds has a hash beside it, and may be moved. A TAEC layer that is
@@ -80,7 +84,7 @@ def differences(stored: RunManifest, current: RunManifest) -> list[str]:
     """
     layers = [m.taec.get("operators") or "off" for m in (stored, current)]
     switched = layers[0] != layers[1] and "off" in layers
-    uncompared = (*UNCOMPARED, "taec") if switched else UNCOMPARED
+    uncompared = (*uncompared, "taec") if switched else uncompared
     before, after = (
         _flat({k: v for k, v in m.model_dump(mode="json").items() if k not in uncompared})
         for m in (stored, current)
@@ -90,7 +94,7 @@ def differences(stored: RunManifest, current: RunManifest) -> list[str]:
             del fields[key]
     lines = [f"taec: {layers[0]} → {layers[1]}"] if switched else []
     return lines + [
-        f"{key}: {before.get(key)!r} in the folder, {after.get(key)!r} now"
+        f"{key}: {before.get(key)!r} before, {after.get(key)!r} now"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
     ]
@@ -108,28 +112,65 @@ def open_run(folder: str | Path, manifest: RunManifest, allow_mixed: bool = Fals
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, manifest)
         return []
-    differing = differences(read_manifest(folder), manifest)
-    if differing and not allow_mixed:
+    return _compare(path, read_manifest(folder), manifest, UNCOMPARED, str(folder), allow_mixed)
+
+
+def open_output(output: str | Path, manifest: RunManifest, allow_mixed: bool = False) -> list[str]:
+    """`open_run` for a file of trajectories, whose manifest stands beside it as `OUTPUT.manifest.json`.
+
+    What shapes a trajectory is compared: model, corpus, index, episode, layer, sampling, judge and seed. Code
+    and packages may change while a teacher works through its questions, and questions may be added.
+    """
+    output = Path(output)
+    path = output.with_name(f"{output.name}.{MANIFEST_NAME}")
+    if path.exists():
+        stored = _read(path)
+        return _compare(path, stored, manifest, (*UNCOMPARED, *MAY_CHANGE), str(output), allow_mixed)
+    if output.exists() and output.stat().st_size and not allow_mixed:
         raise MixedRunError(
-            f"{folder} holds rows of a run that differs in\n  "
-            + "\n  ".join(differing)
-            + "\nTake another output folder, or --allow_mixed to add to it all the same."
+            f"{output} holds trajectories, but no {path.name} beside it says what made them; take another "
+            "output, or --allow_mixed to add to it all the same"
         )
-    if differing:
-        number = 2 + len(list(path.parent.glob("manifest-*.json")))
-        _write(path.with_name(f"manifest-{number}.json"), manifest)
-    return differing
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, manifest)
+    return []
 
 
 def read_manifest(folder: str | Path) -> RunManifest:
     """The manifest of a run folder; ValueError when there is none or it cannot be read."""
     path = Path(folder) / MANIFEST_NAME
+    if not path.is_file():
+        raise ValueError(f"{folder} is no run folder: it has no {MANIFEST_NAME}")
+    return _read(path)
+
+
+def _read(path: Path) -> RunManifest:
     try:
         return RunManifest.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(f"{folder} is no run folder: it has no {MANIFEST_NAME}") from error
     except ValidationError as error:
         raise ValueError(f"{path} is not a run manifest: {error.errors()[0]['msg']}") from error
+
+
+def _compare(
+    path: Path,
+    stored: RunManifest,
+    current: RunManifest,
+    uncompared: Sequence[str],
+    name: str,
+    allow_mixed: bool,
+) -> list[str]:
+    """The differences, when they are allowed; the current manifest is then kept beside the stored one."""
+    differing = differences(stored, current, uncompared)
+    if differing and not allow_mixed:
+        raise MixedRunError(
+            f"{name} holds rows of a run that differs in\n  "
+            + "\n  ".join(differing)
+            + "\nTake another output, or --allow_mixed to add to it all the same."
+        )
+    if differing:
+        number = 2 + len(list(path.parent.glob(f"{path.stem}-*.json")))
+        _write(path.with_name(f"{path.stem}-{number}.json"), current)
+    return differing
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 from pydantic import Field
 
 from data.questions import load_questions
-from rollout.build import AgentConfig, build_agent, make_judge
+from rollout.build import AgentConfig, agent_manifest, build_agent, describe_model, make_judge
 from rollout.engine import EpisodeJob, RolloutEngine
+from rollout.manifest import RunManifest, open_output
 from rollout.outcome import reasons
 from rollout.recorder import Key, Recorder, read_lines, rewrite, sample_key
 from rollout.results import ResultRow, result_row
@@ -38,7 +39,8 @@ class DistillConfig(AgentConfig):
     questions: str
     """Training questions as reader:PATH."""
     output: str
-    """JSON lines of trajectories; existing ones are kept and not asked again, but for failed ones."""
+    """JSON lines of trajectories; existing ones are kept and not asked again, but for failed ones. They must
+    have been made with the same settings."""
     episode: EpisodeConfig = Field(default_factory=append_context)
     samples: int = Field(1, ge=1)
     """Trajectories of each question."""
@@ -49,13 +51,16 @@ class DistillConfig(AgentConfig):
     seed: int = 0
     max_concurrency: int = Field(16, ge=1)
     """Episodes running at once."""
+    allow_mixed: bool = False
+    """Add to an output that was made with other settings."""
 
 
 def distill(config: DistillConfig, client: PolicyClient | None = None) -> tuple[int, int]:
     """Record what is missing; returns (answered, failed). `client` stands in for the configured model.
 
     A trajectory that a fault of the environment or of the teacher's endpoint ended is recorded with its
-    `error`, so that no question is missing from the file; the next run asks it again.
+    `error`, so that no question is missing from the file; the next run asks it again. `OUTPUT.manifest.json`
+    says what made the file; MixedRunError when it was something else.
     """
     agent = build_agent(config, client)
     questions = load_questions(config.questions, agent.corpus)[: config.limit]
@@ -66,6 +71,11 @@ def distill(config: DistillConfig, client: PolicyClient | None = None) -> tuple[
         for question in questions
         for sample in range(config.samples)
     }
+    model = describe_model(config.model_spec) if client is None else {"kind": "given", "name": client.name}
+    manifest = agent_manifest(
+        config, agent, model, questions, judge.name, benchmark=config.questions, seed=config.seed
+    )
+    _check_output(config, manifest)
     failed = 0
     _drop_failed(Path(config.output), wanted.keys())
     with Recorder(config.output) as recorder:
@@ -82,10 +92,17 @@ def distill(config: DistillConfig, client: PolicyClient | None = None) -> tuple[
         return len(jobs) - failed, failed
 
 
-def _drop_failed(path: Path, wanted: Set[Key]) -> None:
-    """Take the failed trajectories that this run asks again out of the file; others stay."""
+def _check_output(config: DistillConfig, manifest: RunManifest) -> None:
+    """ValueError when the output holds something else, or trajectories made with other settings."""
+    path = Path(config.output)
     if path.is_file() and any("turns" not in record for record in read_lines(path)):
         raise ValueError(f"{path} holds other records than trajectories; take another output file")
+    for note in open_output(path, manifest, config.allow_mixed):
+        print(f"mixed trajectories: {note}", file=sys.stderr)
+
+
+def _drop_failed(path: Path, wanted: Set[Key]) -> None:
+    """Take the failed trajectories that this run asks again out of the file; others stay."""
     with Recorder(path):
         pass  # cuts a torn last line off
     failed = {sample_key(record) for record in read_lines(path) if record.get("error")} & wanted

@@ -130,7 +130,7 @@ def test_the_named_reward_scores_and_is_not_mixed_with_another(config, client, m
 def test_another_run_is_refused_by_name_unless_allowed(config, client, capsys):
     evaluate(config, client)
     other = config.model_copy(update={"temperature": 0.9, "taec": "A"})
-    with pytest.raises(MixedRunError, match=r"sampling\.temperature: 0\.1 in the folder, 0\.9 now") as error:
+    with pytest.raises(MixedRunError, match=r"sampling\.temperature: 0\.1 before, 0\.9 now") as error:
         evaluate(other, client)
     assert "taec: off → A\n" in str(error.value)
     assert "taec." not in str(error.value)

@@ -38,8 +38,8 @@ def test_another_manifest_is_refused_and_what_differs_is_named(tmp_path):
     other = manifest(episode={"window": None, "top_k": 10}, judge="model")
     with pytest.raises(MixedRunError) as error:
         open_run(tmp_path, other)
-    assert "episode.window: 2 in the folder, None now" in str(error.value)
-    assert "judge: 'rule' in the folder, 'model' now" in str(error.value)
+    assert "episode.window: 2 before, None now" in str(error.value)
+    assert "judge: 'rule' before, 'model' now" in str(error.value)
     assert "top_k" not in str(error.value)
     assert len(open_run(tmp_path, other, allow_mixed=True)) == 2
     assert read_manifest(tmp_path).judge == "rule"
@@ -48,8 +48,8 @@ def test_another_manifest_is_refused_and_what_differs_is_named(tmp_path):
 
 def test_differences_see_added_and_removed_keys():
     assert differences(manifest(taec={}), manifest(taec={"switch": "on"})) == [
-        "taec: {} in the folder, None now",
-        "taec.switch: None in the folder, 'on' now",
+        "taec: {} before, None now",
+        "taec.switch: None before, 'on' now",
     ]
     assert differences(manifest(), manifest()) == []
 
@@ -59,7 +59,7 @@ def test_a_layer_switched_on_or_off_is_one_line():
     assert differences(manifest(), manifest(taec=layer)) == ["taec: off → AM"]
     assert differences(manifest(taec=layer), manifest()) == ["taec: AM → off"]
     assert differences(manifest(taec=layer), manifest(taec=layer | {"max_slots": 4})) == [
-        "taec.max_slots: 8 in the folder, 4 now"
+        "taec.max_slots: 8 before, 4 now"
     ]
 
 

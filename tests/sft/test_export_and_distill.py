@@ -9,6 +9,7 @@ from rollout.rows import trajectory_row, turn_rows
 from sft import distill as module
 from sft.distill import DistillConfig, distill
 from sft.export import export
+from visor.env.config import EpisodeConfig
 from visor.env.crop import ImageCutter
 from visor.models.loading import load_processor
 from visor.types import Completion
@@ -82,6 +83,33 @@ def test_distillation_appends_resumes_and_asks_failed_ones_again(world, tmp_path
     assert [len(context) for context in teacher.contexts[:6]].count(6) == 2
     assert {r["reward"]["verdict"] for r in records} == {True, False}
     assert DistillConfig(model="x", corpus="c", questions="q", output="o").episode.window is None
+
+
+def test_trajectories_of_other_settings_are_not_mixed(world, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    config = DistillConfig(
+        model="script:unused", corpus=str(world / "corpus"), output=str(output), limit=1,
+        questions=f"questions:{world / 'questions.jsonl'}",
+        episode={**EPISODE, "window": None, "evidence_space": False},
+    )  # fmt: skip
+    assert distill(config, Teacher()) == (1, 0)
+    before = output.read_text()
+    hotter = config.model_copy(update={"temperature": 0.9, "max_concurrency": 3, "limit": 2})
+    with pytest.raises(ValueError, match=r"sampling\.temperature: 0\.1 before, 0\.9 now"):
+        distill(hotter, Teacher())
+    windowed = config.model_copy(update={"episode": EpisodeConfig(**EPISODE), "limit": 2})
+    with pytest.raises(ValueError, match=r"episode\.evidence_space: False before, True now"):
+        distill(windowed, Teacher())
+    assert output.read_text() == before
+    assert distill(hotter.model_copy(update={"temperature": config.temperature}), Teacher()) == (1, 0)
+    assert distill(hotter.model_copy(update={"allow_mixed": True, "limit": 3}), Teacher()) == (1, 0)
+    assert "mixed trajectories: sampling.temperature" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "out.jsonl", "out.jsonl.manifest-2.json", "out.jsonl.manifest.json",
+    ]  # fmt: skip
+    (tmp_path / "out.jsonl.manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"no out\.jsonl\.manifest\.json beside it says what made them"):
+        distill(config, Teacher())
 
 
 def test_a_distillation_without_a_usable_trajectory_exits_1(world, tmp_path, monkeypatch, capsys):
