@@ -1,7 +1,7 @@
 """The study's tables, from its finished run folders.
 
-Every figure is computed for each seed and then averaged; the range over seeds stands beside the mean unless it
-is none. Intervals are those of `scripts.study_stats.PairedDifference`. `tables.json` holds the same with the
+Every figure is computed for each seed and then averaged; the range over seeds stands beside the mean unless
+it is none. Intervals are those of `scripts.study_stats.PairedDifference`. `tables.json` holds the same with the
 figure of each seed.
 """
 
