@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from grpo.figures import FIGURES, LOWER_IS_BETTER
 from grpo.loss import LossSettings
 from visor.config import Config
 from visor.env.config import EpisodeConfig
@@ -20,6 +21,8 @@ class AuxiliaryConfig(Config):
     weight: float = Field(0.1, ge=0)
     """Factor on its token-mean loss."""
     rows_per_step: int = Field(8, ge=1)
+    until_step: int | None = Field(None, ge=0)
+    """The last step the loss is added in; null: all of them."""
 
 
 class GrpoConfig(Config):
@@ -114,11 +117,55 @@ class GrpoConfig(Config):
     torch_threads: int | None = None
     """CPU threads of each process; None leaves PyTorch's choice."""
 
+    eval_steps: int | None = Field(None, ge=1)
+    """Validate every so many steps, and after the last one; null: never."""
+    eval_on_start: bool = False
+    """Validate the starting policy too, as step 0."""
+    eval_questions: str | None = None
+    """Validation questions as `reader:PATH`; none of them may be a training question."""
+    eval_corpus: str | None = None
+    """Corpus folder of the validation questions; null: that of training."""
+    eval_index: str | None = None
+    """Index folder of that corpus; null = EVAL_CORPUS/index/bm25, or `index` on the training corpus."""
+    eval_limit: int | None = Field(None, ge=1)
+    """The first so many questions; null: all."""
+    eval_num_samples: int = Field(1, ge=1)
+    """Trajectories a question."""
+    eval_temperature: float | None = Field(None, ge=0)
+    """0 = greedy; null: that of training."""
+    metric_for_best_model: str = "reward"
+    """Figure of a validation by which `best/` is chosen."""
+    greater_is_better: bool | None = None
+    """Of that figure; null: follows from it."""
+    load_best_model_at_end: bool = False
+    """The final model in output_dir is the one of `best/` instead of the last step's."""
+
     save_steps: int = Field(50, ge=1)
     save_total_limit: int | None = Field(2, ge=1)
     resume_from_checkpoint: bool | str = True
     """true: go on from the newest checkpoint in output_dir, if there is one; or the path of a checkpoint."""
     report_to: Literal["none", "wandb"] = "none"
+
+    @model_validator(mode="after")
+    def _validation_is_consistent(self) -> Self:
+        if self.eval_steps is None:
+            for name in ("load_best_model_at_end", "eval_on_start"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} needs validation: set eval_steps and eval_questions")
+        elif self.eval_questions is None:
+            raise ValueError("eval_steps needs eval_questions, the questions to validate on")
+        if self.metric_for_best_model not in FIGURES:
+            raise ValueError(
+                f"metric_for_best_model {self.metric_for_best_model!r} is no figure of a validation; "
+                f"known: {', '.join(FIGURES)}"
+            )
+        return self
+
+    @property
+    def best_is_greater(self) -> bool:
+        if self.greater_is_better is not None:
+            return self.greater_is_better
+        return self.metric_for_best_model not in LOWER_IS_BETTER
 
     @property
     def loss(self) -> LossSettings:

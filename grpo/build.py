@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import set_seed
 from transformers import get_scheduler
 
 from data.corpus import Corpus
-from data.questions import load_questions
 from grpo.arguments import GrpoConfig
+from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
 from grpo.trainer import GrpoTrainer
 from grpo.update import PolicyUpdate
+from grpo.validation import Validation
 from rewards import Reward, get_reward
 from rollout.build import make_judge
 from rollout.chats import ChatImages, chat_row, read_chats
@@ -25,14 +26,17 @@ from rollout.rows import TrainingRow, trajectory_row, turn_rows
 from visor.env.crop import ImageCutter
 from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
-from visor.models.loading import load_model, load_processor
+from visor.models.loading import Processor, load_model, load_processor
 from visor.models.lora import add_lora
 from visor.models.rendering import ChatRenderer
 from visor.models.tensors import collate, to_device
 from visor.models.transformers import TransformersClient
 from visor.retrieval.index import default_index_path, open_index
 from visor.systems.visor import VisorSystem
-from visor.types import PageStore, Question, Trajectory
+from visor.types import Question, Trajectory
+
+VALIDATION_CACHE_BYTES = 1 << 27
+"""Of the pages' pixels that validation keeps, beside those of training."""
 
 
 def build_trainer(config: GrpoConfig) -> GrpoTrainer:
@@ -41,7 +45,10 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     checkpoint = find_checkpoint(config)
     corpus = Corpus.open(config.corpus)
     questions = load_training_questions(config, corpus)
+    held_out = _validation_data(config, corpus, questions)
     accelerator = _accelerator(config)
+    # Sampling has seeds of its own; this one is of LoRA's dropout.
+    set_seed(config.seed, device_specific=True)
     if accelerator.is_main_process:
         write_run_config(config)
     processor = load_processor(config.model_name_or_path)
@@ -65,7 +72,10 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         optimizer=optimizer,
         scheduler=scheduler,
         update=_update(config, accelerator, model, optimizer, renderer, images),
-        engine=_engine(config, corpus, client, images, reward),
+        engine=_engine(
+            config, corpus, client, images, reward, index=config.index, temperature=config.temperature
+        ),
+        validation=_validation(config, accelerator, held_out, policy, processor, reward),
         client=client,
         questions=questions,
         build_rows=row_builder(config, renderer, images),
@@ -75,31 +85,6 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     if checkpoint:
         trainer.load_state(checkpoint)
     return trainer
-
-
-def load_training_questions(config: GrpoConfig, corpus: PageStore) -> list[Question]:
-    """The questions of a run; what the reader reports of them goes to stderr.
-
-    ValueError when none is left, or when one has no gold pages, hence no Δ, and such questions are not to be
-    dropped.
-    """
-    problems: list[str] = []
-    questions = load_questions(config.questions, corpus, problems)
-    for problem in problems:
-        print(f"questions: {problem}", file=sys.stderr)
-    without = [question.question_id for question in questions if not question.gold_page_ids]
-    if config.drop_questions_without_gold:
-        questions = [question for question in questions if question.gold_page_ids]
-        print(f"{len(without)} questions without gold pages left out, {len(questions)} kept", flush=True)
-    if not questions:
-        raise ValueError(f"{config.questions} holds no questions to train on")
-    if without and not config.drop_questions_without_gold:
-        raise ValueError(
-            f"{len(without)} of {len(questions)} questions have no gold pages, so they have no retrieval "
-            f"reward: {', '.join(without[:5])}; remove them from {config.questions}, or set "
-            "drop_questions_without_gold"
-        )
-    return questions
 
 
 def row_builder(
@@ -229,13 +214,58 @@ def _client(config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSour
 
 
 def _engine(
-    config: GrpoConfig, corpus: PageStore, client: PolicyClient, images: ImageSource, reward: Reward
+    config: GrpoConfig,
+    corpus: Corpus,
+    client: PolicyClient,
+    images: ImageSource,
+    reward: Reward,
+    *,
+    index: str | None,
+    temperature: float,
 ) -> RolloutEngine:
-    sampling = Sampling(config.temperature, config.top_p, config.max_completion_length)
-    retriever = open_index(config.index or default_index_path(config.corpus), corpus)
+    sampling = Sampling(temperature, config.top_p, config.max_completion_length)
+    retriever = open_index(index or default_index_path(corpus.path), corpus)
     prompts = load_prompts(config.episode.prompts)
     system = VisorSystem(client, retriever, corpus, config.episode, prompts, sampling)
     return RolloutEngine(system, make_judge(config.judge, images), reward, config.max_concurrency)
+
+
+def _validation_data(
+    config: GrpoConfig, corpus: Corpus, training: Sequence[Question]
+) -> tuple[Corpus, list[Question]] | None:
+    """The corpus and the questions of validation; None without it."""
+    if config.eval_steps is None:
+        return None
+    held_out = Corpus.open(config.eval_corpus) if config.eval_corpus else corpus
+    return held_out, load_validation_questions(config, held_out, training)
+
+
+def _validation(
+    config: GrpoConfig,
+    accelerator: Accelerator,
+    data: tuple[Corpus, list[Question]] | None,
+    policy,
+    processor: Processor,
+    reward: Reward,
+) -> Validation | None:
+    """A client of its own, so that no page of another corpus is taken for one of training."""
+    if data is None:
+        return None
+    corpus, questions = data
+    images = ImageCutter(corpus)
+    client = _client(config, policy, processor.renderer(cache_bytes=VALIDATION_CACHE_BYTES), images)
+    temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
+    index = config.eval_index or (None if config.eval_corpus else config.index)
+    engine = _engine(config, corpus, client, images, reward, index=index, temperature=temperature)
+    return Validation(
+        engine,
+        client,
+        questions,
+        accelerator=accelerator,
+        output_dir=Path(config.output_dir),
+        seed=config.seed,
+        num_samples=config.eval_num_samples,
+    )
 
 
 def _auxiliary_rows(config: GrpoConfig, renderer: ChatRenderer, images: ImageSource) -> list[TrainingRow]:

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from data.corpus_files import sync_folder
+
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -18,16 +20,21 @@ def save_atomically(output_dir: Path, step: int, write: Callable[[Path], None]) 
     """
     final = output_dir / f"checkpoint-{step}"
     temporary = output_dir / f".tmp-checkpoint-{step}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    write(temporary)
-    for path in [*temporary.rglob("*"), temporary]:
-        _sync(path)
+    write_folder(temporary, write)
     if final.exists():
         shutil.rmtree(final)
     os.rename(temporary, final)
-    _sync(output_dir)
+    sync_folder(output_dir)
     return final
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a new folder, in the place of an old one, and flush all of it to disk."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write(folder)
+    for path in [*folder.rglob("*"), folder]:
+        sync_folder(path)
 
 
 def checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
@@ -58,11 +65,3 @@ def drop_old(output_dir: Path, keep: int | None) -> None:
     """Delete all but the newest `keep` checkpoints; None keeps all."""
     for _, path in checkpoints(output_dir)[: -keep if keep else 0]:
         shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

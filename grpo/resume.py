@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grpo.arguments import GrpoConfig
 from grpo.checkpoint import checkpoints, latest_checkpoint, step_of
+from grpo.validation import LINES
 
 RUN_CONFIG = "run_config.json"
 FREE_TO_CHANGE = {
@@ -17,8 +18,23 @@ FREE_TO_CHANGE = {
     "save_total_limit",
     "torch_threads",
     "report_to",
+    "eval_steps",
+    "eval_on_start",
+    "load_best_model_at_end",
+    "auxiliary.until_step",
 }
 """Settings a resumed run may change; any other would make it another run."""
+OF_VALIDATION = {
+    "eval_questions",
+    "eval_corpus",
+    "eval_index",
+    "eval_limit",
+    "eval_num_samples",
+    "eval_temperature",
+    "metric_for_best_model",
+    "greater_is_better",
+}
+"""Settings that are free until the first validation: with others its figures could not be compared."""
 
 
 def find_checkpoint(config: GrpoConfig) -> Path | None:
@@ -37,18 +53,30 @@ def find_checkpoint(config: GrpoConfig) -> Path | None:
         return None
     checkpoint = latest_checkpoint(output_dir)
     if checkpoint and (output_dir / RUN_CONFIG).exists():
-        stored = json.loads((output_dir / RUN_CONFIG).read_text())
-        present = json.loads(config.model_dump_json())
-        # A run from before a setting existed ran with what is its default now.
-        defaults = {name: field.default for name, field in GrpoConfig.model_fields.items()}
-        before = defaults | stored
-        changed = [k for k in present if k not in FREE_TO_CHANGE and before[k] != present[k]]
+        changed = _changed(json.loads((output_dir / RUN_CONFIG).read_text()), config, output_dir)
         if changed:
             raise ValueError(
                 f"{output_dir} holds a run with other settings ({', '.join(changed)}); "
                 "set them back or choose another output_dir"
             )
     return checkpoint
+
+
+def _changed(stored: dict, config: GrpoConfig, output_dir: Path) -> list[str]:
+    """The settings in which a run differs from the stored one and may not."""
+    # A run from before a setting existed ran with what is its default now.
+    known = {name: value for name, value in stored.items() if name in GrpoConfig.model_fields}
+    before, present = (_flat(GrpoConfig(**known)), _flat(config))
+    validated = (output_dir / LINES).exists() and before["eval_steps"] and present["eval_steps"]
+    free = FREE_TO_CHANGE if validated else FREE_TO_CHANGE | OF_VALIDATION
+    return [name for name in present if name not in free and before.get(name) != present[name]]
+
+
+def _flat(config: GrpoConfig) -> dict:
+    """The settings by name; those of the auxiliary loss dotted, because one of them is free to change."""
+    settings = json.loads(config.model_dump_json())
+    auxiliary = settings.pop("auxiliary") or {"path": None}
+    return settings | {f"auxiliary.{name}": value for name, value in auxiliary.items()}
 
 
 def write_run_config(config: GrpoConfig) -> None:

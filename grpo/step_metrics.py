@@ -7,21 +7,10 @@ from collections.abc import Sequence
 from accelerate.utils import gather_object
 
 from grpo.batch import StepRows
+from grpo.figures import SHARES
 from grpo.update import UpdateReport
 from rollout.metrics import headline
 from rollout.results import ResultRow
-
-SHARES = (
-    "accuracy",
-    "completeness",
-    "no_verification_share",
-    "verification_share",
-    "over_search_share",
-    "invalid_action_rate",
-    "finish_rate",
-    "mean_searches",
-)
-"""Taken from the evaluation's metrics, over all trajectories of the step."""
 
 
 def reward_metrics(results: Sequence[ResultRow]) -> dict:
@@ -77,6 +66,24 @@ def summary(metrics: dict, max_steps: int) -> str:
         f"complete {shown('completeness')}  Δ=1 {shown('verification_share')}  "
         f"finish {shown('finish_rate')}  kl {shown('kl', 4)}  entropy {shown('entropy')}  "
         f"{metrics['seconds']['total']:.1f} s"
+    )
+
+
+def validation_summary(line: dict, metric: str, is_best: bool) -> str:
+    """One line for the terminal."""
+
+    def shown(name: str) -> str:
+        return "–" if line[name] is None else f"{line[name]:.2f}"
+
+    figures = {"reward": "reward", "accuracy": "accuracy", "complete": "completeness",
+               "Δ=1": "verification_share", "finish": "finish_rate"}  # fmt: skip
+    if metric not in figures.values():
+        figures[metric] = metric
+    return (
+        f"validation at step {line['step']}: "
+        + "  ".join(f"{label} {shown(name)}" for label, name in figures.items())
+        + f"  n {line['n']}  {line['seconds']:.1f} s"
+        + (f"  (best {metric} so far)" if is_best else "")
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Sequence
@@ -15,14 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 
 from grpo.arguments import GrpoConfig
 from grpo.batch import BuildRows, rows_of_groups
+from grpo.best import BEST_RECORD, BestModel, recall
 from grpo.checkpoint import drop_old, save_atomically
+from grpo.random_state import random_state, restore_random_state
 from grpo.schedule import step_items
-from grpo.step_metrics import reward_metrics, row_metrics, summary, update_metrics
+from grpo.step_metrics import (
+    reward_metrics,
+    row_metrics,
+    summary,
+    update_metrics,
+    validation_summary,
+)
 from grpo.update import PolicyUpdate
+from grpo.validation import Validation, forget_after
 from rollout.engine import RolloutEngine
 from rollout.group import Group, sample_groups
 from rollout.manifest import write_json
@@ -67,6 +77,7 @@ class GrpoTrainer:
         build_rows: BuildRows,
         processor,
         auxiliary_rows: Sequence[TrainingRow] = (),
+        validation: Validation | None = None,
         start_step: int = 0,
     ) -> None:
         self.config = config
@@ -82,22 +93,40 @@ class GrpoTrainer:
         self.processor = processor
         self.auxiliary_rows = auxiliary_rows
         self.step_done = start_step
+        self.validation = validation
         self.output_dir = Path(config.output_dir)
+        self.best = BestModel(self.output_dir, config.metric_for_best_model, config.best_is_greater)
+        self.saved_step = start_step
+        """The step a killed run would go on from."""
 
     def train(self) -> None:
         """Run the remaining steps, then write the final model into `output_dir`."""
-        if self.accelerator.is_main_process:
-            self._forget_steps_after(self.step_done)
-        self.accelerator.wait_for_everyone()
+        self._go_on()
         for step in range(self.step_done + 1, self.config.max_steps + 1):
             metrics = self.train_step(step)
             self.step_done = step
             self._log(metrics)
             if step % self.config.save_steps == 0 or step == self.config.max_steps:
                 self.save()
+            if self._validates_at(step):
+                self._validate(step)
         if self.accelerator.is_main_process:
-            self._write_model(self.output_dir)
+            self._write_final_model()
         self.accelerator.wait_for_everyone()
+
+    def _go_on(self) -> None:
+        """Forget what came after the checkpoint, and make up for a validation that was not reached."""
+        step, missing = self.step_done, False
+        if self.accelerator.is_main_process:
+            self._forget_steps_after(step)
+            if self._validates_at(step):
+                line = self.validation.line_of(step)
+                missing = line is None
+                if line and not self.best.folder.exists():  # back to an earlier step than that of the best
+                    metric = self.config.metric_for_best_model
+                    self.best.offer(step, line[metric], self._write_model, self.saved_step)
+        if broadcast_object_list([missing])[0]:
+            self._validate(step)
 
     def train_step(self, step: int) -> dict:
         """One step; returns its line of metrics."""
@@ -145,12 +174,33 @@ class GrpoTrainer:
 
     def _auxiliary(self, step: int) -> list[TrainingRow]:
         """The step's auxiliary rows, this process's share of them."""
-        if not self.auxiliary_rows:
-            return []
         settings, accelerator = self.config.auxiliary, self.accelerator
+        if not self.auxiliary_rows or (settings.until_step is not None and step > settings.until_step):
+            return []
         seed = derive_seed(self.config.seed, "auxiliary")
         rows = step_items(self.auxiliary_rows, step, settings.rows_per_step, seed)
         return rows[accelerator.process_index :: accelerator.num_processes]
+
+    # ------------------------------------------------------------ validation
+
+    def _validates_at(self, step: int) -> bool:
+        if self.validation is None:
+            return False
+        if step == 0:
+            return self.config.eval_on_start
+        return step % self.config.eval_steps == 0 or step == self.config.max_steps
+
+    def _validate(self, step: int) -> None:
+        """Evaluate the present policy, keep it when it is the best, and log it. The line is written last: a
+        run killed before it validates again."""
+        line = self.validation.run(step)
+        if self.accelerator.is_main_process:
+            metric = self.config.metric_for_best_model
+            is_best = self.best.offer(step, line[metric], self._write_model, self.saved_step)
+            self.validation.append(line)
+            self._report({f"eval/{name}": value for name, value in line.items() if name != "step"}, step)
+            print(validation_summary(line, metric, is_best), flush=True)
+        self.accelerator.wait_for_everyone()
 
     # ------------------------------------------------------------ records
 
@@ -170,10 +220,13 @@ class GrpoTrainer:
             file.write(json.dumps(metrics, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        if self.config.report_to != "none":
-            flat = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
-            self.accelerator.log(flat, step=metrics["step"])
+        self._report(metrics, metrics["step"])
         self.accelerator.print(summary(metrics, self.config.max_steps), flush=True)
+
+    def _report(self, figures: dict, step: int) -> None:
+        """Send the numbers among the figures to the tracker."""
+        if self.config.report_to != "none":
+            self.accelerator.log({k: v for k, v in figures.items() if isinstance(v, int | float)}, step=step)
 
     def _forget_steps_after(self, step: int) -> None:
         """Drop what a killed run wrote after the checkpoint it is resumed from."""
@@ -184,6 +237,8 @@ class GrpoTrainer:
         for path in (self.output_dir / "rollouts").glob("step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
+        forget_after(self.output_dir, step)
+        recall(self.output_dir, step)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -204,6 +259,8 @@ class GrpoTrainer:
 
             save_atomically(self.output_dir, self.step_done, write)
             drop_old(self.output_dir, self.config.save_total_limit)
+            self.best.settle(self.step_done)
+        self.saved_step = self.step_done
         self.accelerator.wait_for_everyone()
 
     @property
@@ -215,12 +272,24 @@ class GrpoTrainer:
         if not self._is_deepspeed:
             torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
         torch.save(self.scheduler.state_dict(), folder / "scheduler.pt")
-        torch.save(_random_state(), folder / "rng_state.pt")
+        torch.save(random_state(), folder / "rng_state.pt")
         write_json(folder / "trainer_state.json", {"schema_version": 1, "step": self.step_done})
 
     def _write_model(self, folder: Path) -> None:
         self.accelerator.unwrap_model(self.model).save_pretrained(folder)
         self.processor.save_pretrained(folder)
+
+    def _write_final_model(self) -> None:
+        """The last step's model into `output_dir`, or the best one's where it is asked for."""
+        if self.config.load_best_model_at_end and self.best.folder.exists():
+            ignored = shutil.ignore_patterns(BEST_RECORD)
+            shutil.copytree(self.best.folder, self.output_dir, ignore=ignored, dirs_exist_ok=True)
+            return
+        if self.config.load_best_model_at_end:
+            print(
+                f"no validation had a {self.config.metric_for_best_model}: the last model is kept", flush=True
+            )
+        self._write_model(self.output_dir)
 
     def load_state(self, checkpoint: Path) -> None:
         """Take optimizer, schedule, random state and step from a checkpoint; weights are loaded before."""
@@ -230,18 +299,6 @@ class GrpoTrainer:
         else:
             self.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", **load))
         self.scheduler.load_state_dict(torch.load(checkpoint / "scheduler.pt", **load))
-        _restore_random_state(torch.load(checkpoint / "rng_state.pt", **load))
+        restore_random_state(torch.load(checkpoint / "rng_state.pt", **load))
         self.step_done = json.loads((checkpoint / "trainer_state.json").read_text())["step"]
-
-
-def _random_state() -> dict:
-    return {
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def _restore_random_state(state: dict) -> None:
-    torch.set_rng_state(state["cpu"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+        self.saved_step = self.step_done

@@ -28,7 +28,7 @@ TEXTS = [
 
 
 def write_world(folder: Path) -> None:
-    """`corpus/` with its index, `questions.jsonl` and the policy in `policy/`."""
+    """`corpus/` with its index, `questions.jsonl`, `held_out.jsonl` for validation, and `policy/`."""
     from data.corpus import Corpus
 
     corpus = folder / "corpus"
@@ -55,6 +55,11 @@ def write_world(folder: Path) -> None:
         for number, topic in enumerate(TOPICS, 1)
     ]  # fmt: skip
     (folder / "questions.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in questions))
+    held_out = [
+        question.model_copy(update={"question_id": f"held-out-{topic}", "text": f"number {topic}"})
+        for topic, question in zip(TOPICS, questions)
+    ]
+    (folder / "held_out.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in held_out))
     write_policy(folder / "policy")
 
 
@@ -102,12 +107,23 @@ def trainer_for(world, output_dir, scorer=spread_reward, **overrides):
 
     trainer = build_trainer(GrpoConfig(**grpo_settings(world, output_dir, **overrides)))
     trainer.engine.scorer = scorer
+    if trainer.validation:
+        trainer.validation.engine.scorer = scorer
     return trainer
+
+
+def validating(world: Path, **settings) -> dict:
+    """The settings of a validation after every step."""
+    return {"eval_steps": 1, "eval_questions": f"questions:{world / 'held_out.jsonl'}", **settings}
 
 
 def read_metrics(output_dir: Path) -> list[dict]:
     """The metrics lines without what depends on the clock."""
-    lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+    return read_timeless(output_dir / "metrics.jsonl")
+
+
+def read_timeless(path: Path) -> list[dict]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
