@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visor.models.hub import cached_folder, is_hub_name
 from visor.retrieval.index import corpus_hash
 
 if TYPE_CHECKING:
@@ -42,9 +43,10 @@ def code_fingerprint(root: str | Path | None = None) -> str:
 def checkpoint_fingerprint(path: str | Path) -> str:
     """SHA-256 of a checkpoint folder: small files whole, of large ones the size, first and last MiB.
 
-    Tells checkpoints apart without reading all their weights. ValueError when there is no config.json.
+    Tells checkpoints apart without reading all their weights. A hub name stands for its files in the local
+    cache. ValueError when there is no config.json.
     """
-    folder = Path(path)
+    folder = (cached_folder(str(path)) if is_hub_name(path) else None) or Path(path)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is no checkpoint folder: it has no config.json")
     files = [p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".jinja", ".txt")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from visor.models.base import ImageSource, PolicyClient
+from visor.models.hub import check_reachable, is_hub_name
 from visor.models.rendering import ChatRenderer
 from visor.types import ImageRef
 
@@ -120,8 +121,9 @@ def freeze_parts(model, parts: Iterable[str]) -> None:
 
 def _check_path(path: str | Path) -> None:
     """A folder, or a hub name `owner/name`, which Transformers looks up in its cache or on the hub."""
-    is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not str(path).startswith(".")
-    if not Path(path).is_dir() and not is_hub_name:
+    if is_hub_name(path):
+        check_reachable(str(path))
+    elif not Path(path).is_dir():
         raise ValueError(
             f"{path}: no such folder; a model is a folder with config.json, weights and tokenizer"
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,45 @@ def test_missing_things_are_named(tiny_path, tmp_path):
     (partial / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     with pytest.raises(ValueError, match=r"type 'llama'"):
         load_model(partial)
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_a_hub_name_without_a_connection_is_one_sentence(tmp_path, offline):
+    code = (
+        "from visor.models.loading import load_model, load_processor\n"
+        "for load in (load_processor, load_model):\n"
+        "    try:\n"
+        "        load('owner/name')\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+    )
+    closed = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": offline, "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | closed, capture_output=True, text=True, timeout=100
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("owner/name: there is no such folder, and the hub cannot be reached")
+        assert "give the path of a model folder" in line
+    assert "Retrying" not in done.stderr
+
+
+def test_a_cached_hub_model_is_not_looked_for(tiny_path, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    from rollout.fingerprints import checkpoint_fingerprint
+    from visor.models.hub import cached_folder, check_reachable
+
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / ("0" * 40)
+    shutil.copytree(tiny_path, snapshot)
+    (tmp_path / "models--owner--name" / "refs").mkdir()
+    (tmp_path / "models--owner--name" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", None)  # asking would be a TypeError
+    assert cached_folder("owner/name") == snapshot
+    check_reachable("owner/name")
+    assert checkpoint_fingerprint("owner/name") == checkpoint_fingerprint(tiny_path)
 
 
 def test_specs():
