@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from PIL import Image
@@ -62,6 +63,28 @@ class Corpus:
                 f"the image of page {page_id!r} ({self.path / page.image}) cannot be read: {error}; "
                 "ingest the documents again"
             ) from None
+
+    def missing_images(self) -> list[str]:
+        """Page images that are not there, by path below the corpus; lists folders and opens no file."""
+        there: dict[Path, set[str]] = {}
+        missing = []
+        for page in self._pages.values():
+            path = self.path / page.image
+            if path.parent not in there:
+                there[path.parent] = set(os.listdir(path.parent)) if path.parent.is_dir() else set()
+            if path.name not in there[path.parent]:
+                missing.append(page.image)
+        return missing
+
+    def check_images(self) -> None:
+        """ValueError naming page images that are not there: found now, not hours into a run."""
+        missing = self.missing_images()
+        if missing:
+            names = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+            raise ValueError(
+                f"corpus {self.path} lacks {len(missing)} of its {len(self._pages)} page images ({names}); "
+                "ingest the documents again"
+            )
 
     def document_path(self, doc_id: str) -> Path | None:
         """The document's file as it was when ingested; None when it is no longer there."""

@@ -108,6 +108,7 @@ def build_agent(config: AgentConfig, client: PolicyClient | None = None) -> Agen
     `client` stands in for the configured model. ValueError for anything missing or unusable.
     """
     corpus = Corpus.open(config.corpus)
+    corpus.check_images()
     retriever = open_index(config.index_path, corpus)
     if client is None:
         client = build_client(config, corpus)

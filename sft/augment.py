@@ -247,6 +247,7 @@ def augment_file(config: AugmentConfig, teacher: PolicyClient | None = None) -> 
     refuse_own_input(config.input, config.output)
     trajectories = list(read_trajectories(config.input))
     corpus = Corpus.open(config.corpus)
+    corpus.check_images()
     images = ImageCutter(corpus)
     augmenter = Augmenter(
         teacher or make_client(config.model, images=images),

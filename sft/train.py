@@ -153,7 +153,9 @@ def _page_images(config: SftConfig):
     from data.corpus import Corpus
     from visor.env.crop import ImageCutter
 
-    return ImageCutter(Corpus.open(config.corpus))
+    corpus = Corpus.open(config.corpus)
+    corpus.check_images()
+    return ImageCutter(corpus)
 
 
 def _callbacks(config: SftConfig, processor) -> list:

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,22 @@ def test_only_new_and_changed_documents_are_rendered(docs, make_pdf, tmp_path):
     assert all((out / page.image).is_file() for page in corpus.pages())
     assert ingest([docs], out, dpi=100).new == ["b.pdf", "c.pdf", "sub/a.pdf"]
     assert ingest([docs], out, dpi=100).new == []
+
+
+def test_lost_images_are_named_without_opening_any(docs, tmp_path):
+    ingest([docs], tmp_path / "c")
+    corpus = Corpus.open(tmp_path / "c")
+    assert corpus.missing_images() == []
+    corpus.check_images()
+    images = [page.image for page in corpus.pages()]
+    (tmp_path / "c" / images[1]).unlink()
+    assert corpus.missing_images() == [images[1]]
+    shutil.rmtree((tmp_path / "c" / images[0]).parent)
+    folder = images[0].rpartition("/")[0]
+    lost = [image for image in images if image.startswith(folder)]
+    assert corpus.missing_images() == lost
+    with pytest.raises(ValueError, match=rf"lacks {len(lost)} of its {len(images)} page images .*ingest"):
+        corpus.check_images()
 
 
 def test_a_lost_image_is_rendered_again(docs, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -172,3 +173,11 @@ def test_no_file_of_the_folder_hides_a_package():
     taken = set(packages_distributions()) | set(sys.stdlib_module_names)
     own = {path.stem for path in (ROOT / "sft").glob("*.py")} - {"__init__", "__main__"}
     assert not own & taken
+
+
+def test_a_corpus_without_its_images_is_refused_before_training(world, data, tmp_path):
+    corpus = tmp_path / "corpus"
+    shutil.copytree(world / "corpus", corpus)
+    shutil.rmtree(corpus / "images")
+    with pytest.raises(ValueError, match=r"lacks 4 of its 4 page images"):
+        build_trainer(settings(world, data, tmp_path / "out", corpus=str(corpus)))
