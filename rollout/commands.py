@@ -96,7 +96,9 @@ def run_compare(arguments: argparse.Namespace) -> int:
 def replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="RUN")
     parser.add_argument("--corpus", metavar="CORPUS", help="(default: the run's own)")
-    parser.add_argument("--index", metavar="PATH", help="(default: the run's own)")
+    parser.add_argument(
+        "--index", metavar="PATH", help="(default: the run's own, or that of the corpus named by --corpus)"
+    )
     parser.add_argument(
         "--recorded-retrieval",
         action="store_true",

@@ -141,15 +141,22 @@ def replay_run(
 ) -> tuple[int, list[Difference]]:
     """Replay every trajectory of a run folder; returns (trajectories replayed, differences).
 
-    Corpus, index, episode and layer are the manifest's unless another `corpus` or `index` is given;
-    `recorded` takes the candidates from the record and needs no index. ValueError when the folder is no
-    run, or its layer asks a model for slots, which a replay does not.
+    Corpus, index, episode and layer are the manifest's unless another `corpus` or `index` is given; another
+    corpus comes with its own index, `CORPUS/index/bm25`, where none is named. `recorded` takes the candidates
+    from the record and needs no index. ValueError when the folder is no run, or its layer asks a model for
+    slots, which a replay does not.
     """
     manifest = read_manifest(run)
-    paths = {"corpus": corpus or manifest.corpus.get("path"), "index": index or manifest.index.get("path")}
+    made_with = manifest.corpus.get("path")
+    own_corpus = corpus is None or (made_with and Path(corpus).resolve() == Path(made_with).resolve())
+    if index is None and own_corpus:
+        index = manifest.index.get("path")
+    paths = {"index": str(index) if index else None}
+    if corpus or made_with:
+        paths["corpus"] = str(corpus or made_with)
     config = AgentConfig.model_validate(
         {name: value for name, value in manifest.arguments.items() if name in AgentConfig.model_fields}
-        | {name: str(path) for name, path in paths.items() if path}
+        | paths
     )
     store = Corpus.open(config.corpus)
     retriever = None if recorded else open_index(config.index_path, store)

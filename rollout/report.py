@@ -31,12 +31,12 @@ def write_report(
     """Write the report of an evaluation run, or of a GRPO run (its curves and last rollouts).
 
     `out` is `RUN/report.html` unless given. `corpus` defaults to the one of the manifest; without a corpus
-    the page has no pictures and says so. ValueError when the folder is no run.
+    the page has no pictures and says so. ValueError when the folder is no run or the given corpus none.
     """
     run = Path(run)
     manifest = read_manifest(run) if (run / MANIFEST_NAME).is_file() else None
     rows, trajectories = _load(run)
-    pictures = Pictures(_open_corpus(corpus or (manifest.corpus.get("path") if manifest else None)))
+    pictures = Pictures(_open_corpus(corpus, manifest))
     chosen = choose(rows, limit)
     cards = _cards(chosen, trajectories, pictures)
     body = [
@@ -95,8 +95,10 @@ def _cards(chosen: Sequence[ResultRow], records: Iterator[dict], pictures: Pictu
     ]
 
 
-def _open_corpus(path: str | Path | None) -> PageStore | None:
-    if path is None or not Path(path).is_dir():
+def _open_corpus(given: str | Path | None, manifest: RunManifest | None) -> PageStore | None:
+    """The given corpus, or the run's own if it is still there; ValueError when the given one is none."""
+    path = given or (manifest.corpus.get("path") if manifest else None)
+    if path is None or (not given and not Path(path).is_dir()):
         return None
     from data.corpus import Corpus
 

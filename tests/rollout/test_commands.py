@@ -1,6 +1,7 @@
 """The run subcommands through `visor.cli.main`, with a scripted policy and a tiny real tokenizer."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rollout.evaluate import EvaluateConfig, evaluate
 from rollout.inspect_row import build_row, find_trajectory, row_text
 from rollout.recorder import read_lines, rewrite
 from visor.cli import main
+from visor.retrieval.index import default_index_path
 
 
 @pytest.fixture
@@ -60,6 +62,40 @@ def test_report_and_compare(run, tmp_path, capsys):
     assert "at least two runs" in capsys.readouterr().err
     assert main(["compare", str(run), str(other), "--resamples", "0"]) == 2
     assert "resamples is 0; the bootstrap needs at least 1" in capsys.readouterr().err
+
+
+def test_report_of_a_corpus_that_is_none(run, tmp_path, capsys):
+    assert main(["report", str(run), "--corpus", str(tmp_path / "nope")]) == 2
+    assert "nope is not a corpus" in capsys.readouterr().err
+    assert not (run / "report.html").exists()
+
+
+def test_replay_of_another_corpus_takes_its_index(run, world, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(world.corpus, other)
+    shutil.rmtree(other / "index")
+    assert main(["replay", str(run), "--corpus", str(other)]) == 2
+    assert f"{other / 'index' / 'bm25'} holds no index" in capsys.readouterr().err
+    own = str(default_index_path(world.corpus))
+    assert main(["replay", str(run), "--corpus", str(other), "--index", own]) == 0
+    assert main(["index", str(other)]) == 0
+    assert main(["replay", str(run), "--corpus", str(other)]) == 0
+    assert main(["replay", str(run), "--corpus", str(world.corpus)]) == 0
+
+
+def test_a_run_over_lost_images_does_not_start(world, tmp_path, client):
+    corpus = tmp_path / "corpus"
+    shutil.copytree(world.corpus, corpus)
+    next((corpus / "images").rglob("*.jpg")).unlink()
+    config = EvaluateConfig(
+        corpus=str(corpus),
+        benchmark=world.questions,
+        output=str(tmp_path / "out"),
+        episode={"prompts": "tiny"},
+    )
+    with pytest.raises(ValueError, match="lacks 1 of its 4 page images"):
+        evaluate(config, client)
+    assert not (tmp_path / "out").exists()
 
 
 def test_replay_exit_codes(run, capsys):
