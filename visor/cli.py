@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Command:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0 done, 1 failed, 2 wrong use or unusable input."""
+    """Run the command line and return the exit code: 0 done, 1 failed, 2 wrong use or unusable input, 3 done
+    in part."""
     arguments = build_parser().parse_args(argv)
     try:
         return arguments.run(arguments)
@@ -54,6 +55,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _ingest_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 every document is in the corpus; 1 none is; 2 wrong use or unusable input; "
+        "3 some are, and the output names those that failed, each with its reason"
+    )
     parser.add_argument("documents", nargs="+", metavar="DOCS", help="PDFs, images, or folders of them")
     parser.add_argument("-o", "--output", required=True, metavar="CORPUS", help="folder of the corpus")
     parser.add_argument("--dpi", type=float, default=144, help="resolution of PDF pages (default: 144)")
@@ -84,7 +89,9 @@ def _run_ingest(arguments: argparse.Namespace) -> int:
         **options,
     )
     print(report.summary())
-    return EXIT_OK if report.ok else EXIT_FAILED
+    if not report.ok:
+        return EXIT_FAILED
+    return EXIT_PARTLY if report.failed else EXIT_OK
 
 
 # ---------------------------------------------------------------- index and search

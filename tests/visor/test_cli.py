@@ -22,7 +22,7 @@ def docs(tmp_path):
 def test_ingest_index_search(docs, tmp_path, capsys):
     (docs / "bad.pdf").write_text("no")
     corpus = str(tmp_path / "corpus")
-    assert main(["ingest", str(docs), "-o", corpus, "--dpi", "72"]) == 0
+    assert main(["ingest", str(docs), "-o", corpus, "--dpi", "72"]) == 3
     out = capsys.readouterr().out
     assert "1 ingested, 0 unchanged, 0 removed, 1 failed; 3 pages" in out
     assert "failed: bad.pdf: bad.pdf is not a PDF" in out
@@ -34,6 +34,19 @@ def test_ingest_index_search(docs, tmp_path, capsys):
     assert main(["search", corpus, ""]) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "no page matches\n")
+
+
+def test_exit_code_of_an_ingest_without_failures_and_its_help(docs, tmp_path, capsys):
+    arguments = ["ingest", str(docs), "-o", str(tmp_path / "corpus"), "--dpi", "30"]
+    (docs / "bad.pdf").write_text("no")
+    assert [main(arguments), main(arguments)] == [3, 3]
+    (docs / "bad.pdf").unlink()
+    assert main(arguments) == 0
+    with pytest.raises(SystemExit):
+        main(["ingest", "--help"])
+    assert "exit status: 0 every document is in the corpus; 1 none is" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_exit_code_when_nothing_was_ingested(docs, tmp_path, capsys):
