@@ -62,9 +62,12 @@ class Policy:
 
 
 EXPERTS = {
-    "single": Expert("single"),
+    "single": Expert("single", "--extra_searches 0.88 0.10 0.02"),
+    "confirm": Expert("single", "--extra_searches 0 1 --seed 1"),
     "multi": Expert("multi"),
-    "noisy": Expert("single", "--noise 0.25", "--keep_invalid_actions"),
+    "noisy": Expert(
+        "single", "--noise 0.35 --extra_searches 0.88 0.10 0.02 --seed 2", "--keep_invalid_actions"
+    ),
 }
 
 READING = f"--auxiliary.path {STUDY}/lessons/look.jsonl --auxiliary.weight 0.1 --auxiliary.rows_per_step 8"
@@ -76,7 +79,7 @@ POLICIES = {
     "grpo_kl_0.1": Policy("grpo", "grpo.yaml", "sft", "--auxiliary null --beta 0.1"),
     "grpo_aux": Policy("grpo", "grpo.yaml", "sft", f"{READING} --beta 0.01"),
     "grpo_aux_off": Policy("grpo", "grpo.yaml", "sft", f"{READING} --auxiliary.until_step 60 --beta 0.01"),
-    "sft_noisy": Policy("sft", "sft_noisy.yaml"),
+    "sft_noisy": Policy("sft", "sft_noisy.yaml", "sft"),
     "grpo_noisy": Policy("grpo", "grpo.yaml", "sft_noisy"),
     "sft_episode": Policy("sft", "sft_context.yaml", options="--context episode", seeds=(0,)),
     "sft_append": Policy("sft", "sft_context.yaml", options="--context append", seeds=(0,)),

@@ -1,4 +1,4 @@
-"""Training curves of the study's GRPO policies: mean over seeds by step, as CSV and PNG."""
+"""Curves of the study's GRPO policies, training and validation: mean over seeds by step, as CSV and PNG."""
 
 from __future__ import annotations
 
@@ -69,32 +69,40 @@ def reading_by_step(
 
 
 def write_curves(study: Path, policies: Mapping[str, Sequence[int]]) -> list[Path]:
-    """Write `curves/NAME.csv`, `.jsonl` and `.png` for each policy (name → seeds) that has metrics; returns
-    the pictures."""
+    """Write `curves/NAME.csv`, `.jsonl` and `.png` for each policy (name → seeds) that has metrics, and
+    `NAME-validation.csv` where it has validations; returns the pictures."""
     split = study / "world" / "train"
     slides = read_slides(split / "slides.jsonl")
     questions = {q.question_id: q for q in load_questions(f"questions:{split / 'questions.jsonl'}")}
     pictures = []
     for name, seeds in policies.items():
-        by_seed = {}
+        by_seed, validation = {}, {}
         for seed in seeds:
             folder = study / f"seed{seed}" / "policy" / name
+            if (folder / "validation.jsonl").is_file():
+                validation[seed] = read_metrics(folder / "validation.jsonl")
             if not (folder / "metrics.jsonl").is_file():
                 continue
             reading = reading_by_step(folder / "rollouts", questions, slides)
             lines = read_metrics(folder / "metrics.jsonl")
             by_seed[seed] = [line | {READING: reading.get(line["step"])} for line in lines]
+        if any(validation.values()):
+            _write_csv(study / "curves" / f"{name}-validation.csv", mean_curve(validation))
         if any(by_seed.values()):
             pictures.append(_write(study / "curves", name, mean_curve(by_seed)))
     return pictures
 
 
 def _write(folder: Path, name: str, curve: list[dict]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ("step", "seeds", *METRICS), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(curve)
+    _write_csv(folder / f"{name}.csv", curve)
     lines = folder / f"{name}.jsonl"
     lines.write_text("".join(json.dumps(line) + "\n" for line in curve))
     return plot_curves(lines, folder / f"{name}.png", panels=PANELS, log_panels=[KL])
+
+
+def _write_csv(path: Path, curve: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ("step", "seeds", *METRICS), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(curve)

@@ -1,12 +1,13 @@
 """The study's tables, from its finished run folders.
 
 Every figure is computed for each seed and then averaged; the range over seeds stands beside the mean unless
-it is none. Intervals are those of `scripts.study_stats.PairedDifference`. `tables.json` holds the same with the
-figure of each seed.
+it is none. Intervals are those of `scripts.study_stats.PairedDifference`. `tables.json` holds the same with
+the figure of each seed.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -231,6 +232,19 @@ def _total(by_seed: Mapping[int, float | None]) -> int:
     return sum(int(value or 0) for value in by_seed.values())
 
 
+def chosen_table(study: Path) -> Table:
+    """Table 7: the step whose model validation chose, for each seed of each GRPO policy that validated."""
+    rows = []
+    for name, policy in POLICIES.items():
+        for seed in policy.seeds:
+            record = study / f"seed{seed}" / "policy" / name / "best" / "best.json"
+            if policy.trainer == "grpo" and record.is_file():
+                best = json.loads(record.read_text(encoding="utf-8"))
+                rows.append((name, seed, best["step"], best["metric"], float(best["value"])))
+    caption = "On pages of the validation split, which are neither trained on nor tested on."
+    return Table("7. Chosen checkpoints", caption, ("policy", "seed", "step", "figure", "value"), rows)
+
+
 # ---------------------------------------------------------------- output
 
 
@@ -251,7 +265,7 @@ def all_tables(study: Path) -> list[Table]:
     fixed = study / "fixed" / "trajectories.jsonl"
     if fixed.is_file():
         tables += depth_tables(single, classes, fixed_episodes(fixed, questions, asked))
-    tables += [*reading_tables(runs), *fact_tables(runs), *ablation_tables(runs)]
+    tables += [*reading_tables(runs), *fact_tables(runs), *ablation_tables(runs), chosen_table(study)]
     return [target_table(tables), *(table for table in tables if table.rows)]
 
 
