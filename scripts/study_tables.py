@@ -288,7 +288,9 @@ def provenance(study: Path) -> str:
     """One sentence on the code of the runs: results of several versions of it are named as such."""
     manifests = [read_manifest(path.parent) for path in sorted(study.glob("seed*/evaluate/*/manifest.json"))]
     codes = sorted({manifest.code_fingerprint[:12] for manifest in manifests})
-    commits = sorted({(m.git_commit or "no checkout")[:9] + "+" * bool(m.git_dirty) for m in manifests})
+    commits = sorted(
+        {m.git_commit[:9] + "+" * bool(m.git_dirty) if m.git_commit else "none" for m in manifests}
+    )
     return (
         f"{len(manifests)} run folders; code {', '.join(codes)}; commits {', '.join(commits)}"
         " (+ = with uncommitted changes)."
