@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from grpo.alarms import NAMES, AlarmsConfig
 from grpo.figures import FIGURES, LOWER_IS_BETTER
 from grpo.loss import LossSettings
 from visor.config import Config
@@ -140,11 +141,27 @@ class GrpoConfig(Config):
     load_best_model_at_end: bool = False
     """The final model in output_dir is the one of `best/` instead of the last step's."""
 
+    alarms: AlarmsConfig = AlarmsConfig()
+    stop_on_alarm: list[str] = []
+    """Alarms that end the run with a checkpoint and status 3 when they are raised: names, or `all`. Every
+    alarm is printed and entered into the metrics."""
+
     save_steps: int = Field(50, ge=1)
     save_total_limit: int | None = Field(2, ge=1)
     resume_from_checkpoint: bool | str = True
     """true: go on from the newest checkpoint in output_dir, if there is one; or the path of a checkpoint."""
     report_to: Literal["none", "wandb"] = "none"
+
+    @field_validator("stop_on_alarm", mode="before")
+    @classmethod
+    def _alarm_names(cls, value: object) -> object:
+        """`all`, `none` or one name may stand for the list."""
+        short = {"all": list(NAMES), "none": [], None: []}
+        names = value if isinstance(value, list) else short.get(value, [value])
+        unknown = [name for name in names if name not in NAMES]
+        if unknown:
+            raise ValueError(f"unknown alarm {unknown[0]!r}; known: {', '.join(NAMES)}, or all")
+        return names
 
     @model_validator(mode="after")
     def _validation_is_consistent(self) -> Self:

@@ -36,6 +36,7 @@ class PolicyRow:
 @dataclass
 class StepRows:
     rows: list[PolicyRow] = field(default_factory=list)
+    groups: int = 0
     groups_dropped: int = 0
     """Groups without a gradient: all scored rewards equal, or fewer than two scored."""
     unscored: int = 0
@@ -59,7 +60,7 @@ def rows_of_groups(
     Rows over `max_length` tokens are left out and counted. The advantage also goes into
     `trajectory.meta["advantage"]`, so that it is recorded.
     """
-    step = StepRows()
+    step = StepRows(groups=len(groups))
     for group in groups:
         step.groups_dropped += is_degenerate(group.rewards)
         for trajectory, advantage in zip(group.trajectories, group_advantages(group.rewards, scale_rewards)):

@@ -67,6 +67,14 @@ class BestModel:
         if best and best["step"] <= covered_step:
             shutil.rmtree(self.output_dir / _PREVIOUS, ignore_errors=True)
 
+    def copy_model(self, target: Path) -> bool:
+        """Copy the best model into a folder; False when there is none."""
+        if not self.folder.exists():
+            return False
+        ignored = shutil.ignore_patterns(BEST_RECORD)
+        shutil.copytree(self.folder, target, ignore=ignored, dirs_exist_ok=True)
+        return True
+
     def _better(self, value: float, than: float) -> bool:
         return value > than if self.greater_is_better else value < than
 

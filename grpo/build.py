@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import set_seed
+from accelerate.utils import is_wandb_available, set_seed
 from transformers import get_scheduler
 
 from data.corpus import Corpus
@@ -42,6 +42,11 @@ VALIDATION_CACHE_BYTES = 1 << 27
 def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     """Everything of a run, resumed where its folder says so. ValueError for what cannot be trained."""
     reward = get_reward(config.reward)
+    if config.report_to == "wandb" and not is_wandb_available():
+        raise ValueError(
+            "report_to wandb needs the package wandb, which is not installed: pip install wandb, or leave "
+            "report_to at none"
+        )
     checkpoint = find_checkpoint(config)
     corpus = Corpus.open(config.corpus)
     questions = load_training_questions(config, corpus)

@@ -9,7 +9,10 @@ from data.corpus import Corpus
 from data.questions import load_questions
 from grpo.arguments import GrpoConfig
 from grpo.figures import OF_GOLD_PAGES
-from visor.types import Question
+from visor.types import Question, split_page_id
+
+SHOWN_PROBLEMS = 2
+"""Defects of a question file that are shown; the rest is counted."""
 
 
 def load_training_questions(config: GrpoConfig, corpus: Corpus) -> list[Question]:
@@ -79,8 +82,22 @@ def _content(question: Question) -> tuple:
 
 
 def _read(spec: str, corpus: Corpus) -> list[Question]:
+    """Read questions; their defects are one line on stderr. ValueError when the corpus is not theirs."""
     problems: list[str] = []
     questions = load_questions(spec, corpus, problems)
-    for problem in problems:
-        print(f"questions: {problem}", file=sys.stderr)
+    documents = corpus.page_counts()
+    with_gold = [question for question in questions if question.gold_page_ids]
+    if with_gold and not any(
+        split_page_id(page_id)[0] in documents for question in with_gold for page_id in question.gold_page_ids
+    ):
+        example = split_page_id(with_gold[0].gold_page_ids[0])[0]
+        raise ValueError(
+            f"no gold document of the {len(with_gold)} questions of {spec} is in the corpus {corpus.path} "
+            f"(for example {example}); name the corpus the questions are about"
+        )
+    if problems:
+        shown = "; ".join(problems[:SHOWN_PROBLEMS])
+        more = len(problems) - SHOWN_PROBLEMS
+        rest = f"; and {more} more" if more > 0 else ""
+        print(f"questions: {len(problems)} defects in {spec}: {shown}{rest}", file=sys.stderr)
     return questions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpo.arguments import GrpoConfig
 from grpo.checkpoint import checkpoints, latest_checkpoint, step_of
-from grpo.validation import LINES
+from grpo.records import VALIDATION_METRICS
 
 RUN_CONFIG = "run_config.json"
 FREE_TO_CHANGE = {
@@ -22,6 +22,8 @@ FREE_TO_CHANGE = {
     "eval_on_start",
     "load_best_model_at_end",
     "auxiliary.until_step",
+    "alarms",
+    "stop_on_alarm",
 }
 """Settings a resumed run may change; any other would make it another run."""
 OF_VALIDATION = {
@@ -67,7 +69,7 @@ def _changed(stored: dict, config: GrpoConfig, output_dir: Path) -> list[str]:
     # A run from before a setting existed ran with what is its default now.
     known = {name: value for name, value in stored.items() if name in GrpoConfig.model_fields}
     before, present = (_flat(GrpoConfig(**known)), _flat(config))
-    validated = (output_dir / LINES).exists() and before["eval_steps"] and present["eval_steps"]
+    validated = (output_dir / VALIDATION_METRICS).exists() and before["eval_steps"] and present["eval_steps"]
     free = FREE_TO_CHANGE if validated else FREE_TO_CHANGE | OF_VALIDATION
     return [name for name in present if name not in free and before.get(name) != present[name]]
 

@@ -43,6 +43,7 @@ def update_metrics(report: UpdateReport, has_reference: bool) -> dict:
 def row_metrics(rows: StepRows) -> dict:
     """Counts over all processes; see `StepRows`. turns_cut: replies left out of rows over `max_length`."""
     local = {
+        "groups": rows.groups,
         "groups_dropped": rows.groups_dropped,
         "unscored": rows.unscored,
         "rowless": rows.rowless,

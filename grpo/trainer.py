@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 
+from grpo.alarms import Alarm, newly_raised, standing
 from grpo.arguments import GrpoConfig
 from grpo.batch import BuildRows, rows_of_groups
-from grpo.best import BEST_RECORD, BestModel, recall
+from grpo.best import BestModel, recall
 from grpo.checkpoint import drop_old, save_atomically
+from grpo.hyperparameters import hyperparameters, set_hyperparameters
 from grpo.random_state import random_state, restore_random_state
+from grpo.records import METRICS, ROLLOUTS, append_line, forget_after, read_rows, write_trajectories
 from grpo.schedule import step_items
 from grpo.step_metrics import (
     reward_metrics,
@@ -31,12 +31,12 @@ from grpo.step_metrics import (
     update_metrics,
     validation_summary,
 )
+from grpo.stopwatch import Stopwatch
 from grpo.update import PolicyUpdate
-from grpo.validation import Validation, forget_after
+from grpo.validation import Validation
 from rollout.engine import RolloutEngine
 from rollout.group import Group, sample_groups
 from rollout.manifest import write_json
-from rollout.recorder import read_lines, rewrite
 from rollout.results import ResultRow, result_row
 from rollout.rows import TrainingRow
 from visor.models.transformers import TransformersClient
@@ -46,17 +46,8 @@ DEEPSPEED_FOLDER = "deepspeed"
 """Its own sharded optimizer state and master weights, below a checkpoint."""
 
 
-@dataclass
-class Stopwatch:
-    """Seconds of each stage of a step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    _since: float = field(default_factory=time.perf_counter)
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] = round(now - self._since, 4)
-        self._since = now
+class StoppedByAlarm(Exception):
+    """An alarm ended the run; the message says which, and how to go on."""
 
 
 class GrpoTrainer:
@@ -98,18 +89,27 @@ class GrpoTrainer:
         self.best = BestModel(self.output_dir, config.metric_for_best_model, config.best_is_greater)
         self.saved_step = start_step
         """The step a killed run would go on from."""
+        self.history: list[dict] = []
+        """The metrics lines so far, on the main process."""
 
     def train(self) -> None:
-        """Run the remaining steps, then write the final model into `output_dir`."""
+        """Run the remaining steps, then write the final model into `output_dir`.
+
+        StoppedByAlarm, after a checkpoint, when an alarm of `stop_on_alarm` is raised.
+        """
         self._go_on()
         for step in range(self.step_done + 1, self.config.max_steps + 1):
             metrics = self.train_step(step)
             self.step_done = step
+            raised = self._watch(metrics)
             self._log(metrics)
-            if step % self.config.save_steps == 0 or step == self.config.max_steps:
+            stop = self._sound(raised)
+            if step % self.config.save_steps == 0 or step == self.config.max_steps or stop:
                 self.save()
             if self._validates_at(step):
                 self._validate(step)
+            if stop:
+                raise StoppedByAlarm(self._stop_message(stop))
         if self.accelerator.is_main_process:
             self._write_final_model()
         self.accelerator.wait_for_everyone()
@@ -118,7 +118,9 @@ class GrpoTrainer:
         """Forget what came after the checkpoint, and make up for a validation that was not reached."""
         step, missing = self.step_done, False
         if self.accelerator.is_main_process:
-            self._forget_steps_after(step)
+            forget_after(self.output_dir, step)
+            recall(self.output_dir, step)
+            self.history = read_rows(self.output_dir / METRICS)
             if self._validates_at(step):
                 line = self.validation.line_of(step)
                 missing = line is None
@@ -181,6 +183,31 @@ class GrpoTrainer:
         rows = step_items(self.auxiliary_rows, step, settings.rows_per_step, seed)
         return rows[accelerator.process_index :: accelerator.num_processes]
 
+    # ------------------------------------------------------------ alarms
+
+    def _watch(self, metrics: dict) -> list[Alarm]:
+        """Enter the standing alarms into the step's line; returns those that were just raised, on the main
+        process."""
+        if not self.accelerator.is_main_process:
+            return []
+        self.history.append(metrics)
+        metrics["alarms"] = [alarm.name for alarm in standing(self.history, self.config.alarms)]
+        return newly_raised(self.history, self.config.alarms)
+
+    def _sound(self, raised: Sequence[Alarm]) -> list[str]:
+        """Print them; returns, on every process, the names of those that end the run."""
+        for alarm in raised:
+            print(alarm.message, flush=True)
+        stopping = [alarm.name for alarm in raised if alarm.name in self.config.stop_on_alarm]
+        return broadcast_object_list([stopping])[0]
+
+    def _stop_message(self, names: Sequence[str]) -> str:
+        checkpoint = self.output_dir / f"checkpoint-{self.step_done}"
+        return (
+            f"stopped after step {self.step_done} by {', '.join(names)}; {checkpoint} is saved. The same "
+            f"command goes on as before; --resume_from_checkpoint {checkpoint} goes on with other settings"
+        )
+
     # ------------------------------------------------------------ validation
 
     def _validates_at(self, step: int) -> bool:
@@ -208,18 +235,13 @@ class GrpoTrainer:
         """Write the step's trajectories to `rollouts/step-N.jsonl`; returns all processes' result rows."""
         lines = gather_object([t.model_dump(mode="json") for group in groups for t in group.trajectories])
         if self.accelerator.is_main_process:
-            folder = self.output_dir / "rollouts"
-            folder.mkdir(parents=True, exist_ok=True)
-            rewrite(folder / f"step-{step}.jsonl", lines)
+            write_trajectories(self.output_dir / ROLLOUTS, step, lines)
         return gather_object([result_row(t, group.question) for group in groups for t in group.trajectories])
 
     def _log(self, metrics: dict) -> None:
         if not self.accelerator.is_main_process:
             return
-        with open(self.output_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.output_dir / METRICS, metrics)
         self._report(metrics, metrics["step"])
         self.accelerator.print(summary(metrics, self.config.max_steps), flush=True)
 
@@ -227,18 +249,6 @@ class GrpoTrainer:
         """Send the numbers among the figures to the tracker."""
         if self.config.report_to != "none":
             self.accelerator.log({k: v for k, v in figures.items() if isinstance(v, int | float)}, step=step)
-
-    def _forget_steps_after(self, step: int) -> None:
-        """Drop what a killed run wrote after the checkpoint it is resumed from."""
-        self.output_dir.mkdir(parents=True, exist_ok=True)
-        metrics = self.output_dir / "metrics.jsonl"
-        if metrics.exists():
-            rewrite(metrics, [line for line in list(read_lines(metrics)) if line["step"] <= step])
-        for path in (self.output_dir / "rollouts").glob("step-*.jsonl"):
-            if int(path.stem.removeprefix("step-")) > step:
-                path.unlink()
-        forget_after(self.output_dir, step)
-        recall(self.output_dir, step)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -281,24 +291,24 @@ class GrpoTrainer:
 
     def _write_final_model(self) -> None:
         """The last step's model into `output_dir`, or the best one's where it is asked for."""
-        if self.config.load_best_model_at_end and self.best.folder.exists():
-            ignored = shutil.ignore_patterns(BEST_RECORD)
-            shutil.copytree(self.best.folder, self.output_dir, ignore=ignored, dirs_exist_ok=True)
-            return
         if self.config.load_best_model_at_end:
-            print(
-                f"no validation had a {self.config.metric_for_best_model}: the last model is kept", flush=True
-            )
+            if self.best.copy_model(self.output_dir):
+                return
+            metric = self.config.metric_for_best_model
+            print(f"no validation had a {metric}: the final model is the last one", flush=True)
         self._write_model(self.output_dir)
 
     def load_state(self, checkpoint: Path) -> None:
-        """Take optimizer, schedule, random state and step from a checkpoint; weights are loaded before."""
+        """Take optimizer, schedule, random state and step from a checkpoint; weights are loaded before. Rates
+        and the like stay those of the settings, which may be others than the checkpoint's."""
+        configured = hyperparameters(self.scheduler)
         load = {"map_location": "cpu", "weights_only": True}
         if self._is_deepspeed:
             self.model.load_checkpoint(str(checkpoint / DEEPSPEED_FOLDER), tag=DEEPSPEED_FOLDER)
         else:
             self.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", **load))
         self.scheduler.load_state_dict(torch.load(checkpoint / "scheduler.pt", **load))
+        set_hyperparameters(self.scheduler, configured)
         restore_random_state(torch.load(checkpoint / "rng_state.pt", **load))
         self.step_done = json.loads((checkpoint / "trainer_state.json").read_text())["step"]
         self.saved_step = self.step_done

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from accelerate.utils import gather_object
 
+from grpo.records import VALIDATION_METRICS, VALIDATIONS, append_line, read_rows, write_trajectories
 from grpo.step_metrics import reward_metrics
 from rollout.engine import EpisodeJob, RolloutEngine
-from rollout.recorder import read_lines, rewrite
 from rollout.results import result_row
 from visor.models.transformers import TransformersClient
 from visor.types import Question, Trajectory, derive_seed
-
-LINES = "validation.jsonl"
-FOLDER = "validation"
 
 
 class Validation:
@@ -54,9 +49,8 @@ class Validation:
         started = time.perf_counter()
         done = self._answer(step)
         if self.accelerator.is_main_process:
-            folder = self.output_dir / FOLDER
-            folder.mkdir(parents=True, exist_ok=True)
-            rewrite(folder / f"step-{step}.jsonl", (record for _, record, _ in done))
+            records = (record for _, record, _ in done)
+            write_trajectories(self.output_dir / VALIDATIONS, step, records)
         figures = reward_metrics([row for _, _, row in done])
         seconds = round(time.perf_counter() - started, 4)
         return {"step": step, **figures, "n": len(done), "seconds": seconds}
@@ -82,26 +76,12 @@ class Validation:
 
     def append(self, line: dict) -> None:
         """Add an evaluation to validation.jsonl; until then it counts as not done."""
-        with open(self.output_dir / LINES, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.output_dir / VALIDATION_METRICS, line)
 
     def line_of(self, step: int) -> dict | None:
         """The line of the evaluation at a step, or None."""
-        path = self.output_dir / LINES
-        lines = read_lines(path) if path.exists() else ()
+        lines = read_rows(self.output_dir / VALIDATION_METRICS)
         return next((line for line in lines if line["step"] == step), None)
-
-
-def forget_after(output_dir: Path, step: int) -> None:
-    """Drop the evaluations of steps after `step`."""
-    path = output_dir / LINES
-    if path.exists():
-        rewrite(path, [line for line in list(read_lines(path)) if line["step"] <= step])
-    for file in (output_dir / FOLDER).glob("step-*.jsonl"):
-        if int(file.stem.removeprefix("step-")) > step:
-            file.unlink()
 
 
 def _record(trajectory: Trajectory) -> dict:

@@ -84,8 +84,9 @@ def format_help(model_class: type[BaseModel], prog: str, description: str = "") 
     if description:
         lines += [description, ""]
     lines += ["  --config PATH", "      YAML file with any of the keys below; overrides win over it.", ""]
-    for key, field in _flatten(model_class):
-        lines.append(f"  --{key} {_type_name(field.annotation)}  ({_default_text(field)})")
+    for key, field, section in _flatten(model_class):
+        needed = f" with {section}" if section and field.is_required() else ""
+        lines.append(f"  --{key} {_type_name(field.annotation)}  ({_default_text(field)}{needed})")
         lines += [f"      {line}" for line in (field.description or "").splitlines()]
     return "\n".join(lines)
 
@@ -256,13 +257,17 @@ def _unknown(dotted: str, model: type[BaseModel], source: str) -> str:
     return f"{source}: unknown key {dotted!r}" + (f"; did you mean {known!r}?" if known else "")
 
 
-def _flatten(model_class: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def _flatten(
+    model_class: type[BaseModel], prefix: str = "", section: str = ""
+) -> Iterator[tuple[str, FieldInfo, str]]:
+    """Every field with its dotted key and the innermost section around it that may be left out ("": none)."""
     for name, field in model_class.model_fields.items():
         nested = _nested_model(field.annotation)
         if nested is not None:
-            yield from _flatten(nested, f"{prefix}{name}.")
+            optional = type(None) in _leaves(field.annotation)
+            yield from _flatten(nested, f"{prefix}{name}.", f"{prefix}{name}" if optional else section)
         else:
-            yield f"{prefix}{name}", field
+            yield f"{prefix}{name}", field, section
 
 
 # ---------------------------------------------------------------- messages

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from training_world import grpo_settings, read_metrics
+from training_world import grpo_settings, read_metrics, read_timeless, validating
 
 DRIVER = """
 import json, os, sys
@@ -23,7 +23,7 @@ from grpo.arguments import GrpoConfig
 from grpo.build import build_trainer
 trainer = build_trainer(GrpoConfig(**json.loads(sys.argv[2])))
 assert trainer.accelerator.num_processes == int(sys.argv[3])
-trainer.engine.scorer = spread_reward
+trainer.engine.scorer = trainer.validation.engine.scorer = spread_reward
 trainer.train()
 """
 DEEPSPEED = {
@@ -46,7 +46,8 @@ def launch(settings: dict, processes: int, tmp_path: Path, **environment: str) -
 
 
 def same_within(one: Path, other: Path, tolerance: float) -> None:
-    for ours, theirs in zip(read_metrics(one), read_metrics(other), strict=True):
+    lines = [read_metrics(folder) + read_timeless(folder / "validation.jsonl") for folder in (one, other)]
+    for ours, theirs in zip(*lines, strict=True):
         assert ours.keys() == theirs.keys()
         for name, value in ours.items():
             assert value == pytest.approx(theirs[name], rel=1e-3, abs=1e-6), name
@@ -73,12 +74,22 @@ def test_two_processes_equal_one(kind, world, tmp_path):
     settings = {
         "beta": 0.1, "learning_rate": 3e-4, "per_device_train_batch_size": 2, "questions_per_step": 3,
         "auxiliary": {"path": write_reading(tmp_path), "weight": 0.5, "rows_per_step": 3},
+        **validating(world, eval_steps=2, eval_limit=3, load_best_model_at_end=True),
     }  # fmt: skip
     environment = DEEPSPEED if kind == "deepspeed" else {"ACCELERATE_USE_CPU": "true"}
     launch(grpo_settings(world, tmp_path / "one", **settings), 1, tmp_path)
     launch(grpo_settings(world, tmp_path / "two", **settings), 2, tmp_path, **environment)
     # Adam turns rounding differences of tiny gradients into steps of up to a few thousandths of the rate.
     same_within(tmp_path / "one", tmp_path / "two", tolerance=1e-5)
+    assert [line["step"] for line in read_timeless(tmp_path / "two" / "validation.jsonl")] == [2, 3]
+    questions = [
+        [json.loads(line)["question_id"] for line in (tmp_path / run / "validation" / "step-2.jsonl").open()]
+        for run in ("one", "two")
+    ]
+    assert questions[0] == questions[1] == ["held-out-apple", "held-out-brick", "held-out-cloud"]
+    assert (tmp_path / "two" / "best" / "best.json").read_text() == (
+        tmp_path / "one" / "best" / "best.json"
+    ).read_text()
     # A resumed pair of processes equals the unbroken pair to the last bit.
     for steps in (2, 3):
         resumed = grpo_settings(world, tmp_path / "resumed", **settings, max_steps=steps)
@@ -91,7 +102,7 @@ def test_processes_with_unequal_rows_take_several_updates(world, tmp_path):
     """Three questions on two processes, no KL term: the process with fewer rows pads whole updates."""
     settings = grpo_settings(
         world, tmp_path / "run", questions_per_step=3, max_steps=2, gradient_accumulation_steps=1,
-        per_device_train_batch_size=2,
+        per_device_train_batch_size=2, **validating(world, eval_limit=1),
     )  # fmt: skip
     launch(settings, 2, tmp_path, ACCELERATE_USE_CPU="true")
     metrics = read_metrics(tmp_path / "run")

@@ -59,6 +59,29 @@ def test_what_the_reader_reports_is_shown(world, tmp_path, capsys):
     assert "stray" in shown
 
 
+def test_questions_of_another_corpus_are_refused_and_defects_are_one_line(world, tmp_path, capsys):
+    lines = [json.loads(line) for line in (world / "questions.jsonl").read_text().splitlines()]
+    stray = [
+        {**lines[0], "question_id": f"stray{n}", "gold_page_ids": ["nowhere#page=1"]} for n in range(5)
+    ]  # fmt: skip
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in stray))
+    with pytest.raises(ValueError, match=r"no gold document of the 5 questions.*in the corpus.*nowhere"):
+        trainer_for(world, tmp_path / "run", questions=f"questions:{path}")
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*stray, *lines]))
+    capsys.readouterr()
+    trainer_for(world, tmp_path / "run", questions=f"questions:{path}")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("questions:")]
+    assert line.startswith("questions: 5 defects in ")
+    assert line.endswith("; and 3 more")
+
+
+def test_wandb_is_asked_for_but_not_installed(world, tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo.build.is_wandb_available", lambda: False)
+    with pytest.raises(ValueError, match="pip install wandb"):
+        trainer_for(world, tmp_path, report_to="wandb")
+
+
 def test_another_configuration_in_the_same_folder_is_refused(world, tmp_path):
     trainer_for(world, tmp_path, max_steps=1).train()
     with pytest.raises(ValueError, match=r"other settings.*learning_rate"):
@@ -97,3 +120,13 @@ def test_an_output_dir_that_is_a_file_is_one_line(world, tmp_path, capsys, resum
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "file is a file; name a folder" in line
+
+
+def test_the_help_does_not_require_what_may_be_left_out(capsys):
+    from grpo.train import main
+
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "--auxiliary.path str  (required with auxiliary)" in shown
+    assert "--questions str  (required)" in shown
