@@ -28,7 +28,7 @@ from visor.retrieval.index import open_index
 from visor.systems.visor import VisorSystem
 from visor.types import Completion, Question, Trajectory
 
-EXTRA_SEARCH_SHARES = (0.75, 0.22, 0.03)
+EXTRA_SEARCH_SHARES = (0.88, 0.10, 0.02)
 """Share of trajectories with Δ = 0, 1 and 2 searches after the last gold page."""
 SLIDE_EPISODE = {
     "prompts": "tiny",

@@ -3,8 +3,9 @@
 A deck describes one company ("amber falcon") on a few pages; a page has a title and three facts, each a
 topic and a one-digit value. The value is drawn as a picture, so no text layer and no index ever holds it.
 Some pages carry a small "see also" line naming topics of other pages: a word retriever then ranks them as
-high as the page that has the fact. Decks are split into train, validation and test; company names are
-pairs of words, every word occurs in training, no pair occurs in two splits.
+high as the page that has the fact. Decks are split into train (for SFT), rl (for GRPO, so that it practises
+on pages that SFT has not shown), validation and test; company names are pairs of words, every word occurs in
+training, no pair occurs in two splits.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ QUESTION_FILES = {
 SEE_ALSO_SHARE = 0.5
 """Share of pages with a cross reference. At 0.5 BM25 ranks the page with the fact first in 57 % of the
 single-hop questions of the test split, second in 15 %, third in 17 %: no fixed number of searches fits."""
-SPLITS = {"train": 240, "validation": 40, "test": 60}
+SPLITS = {"train": 240, "validation": 40, "test": 60, "rl": 240}
 
 
 @dataclass(frozen=True)

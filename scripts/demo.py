@@ -10,15 +10,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
+from data.slide_world import SPLITS
 from rollout.fingerprints import code_fingerprint
 from scripts.demo_summary import write_summary
 from scripts.stages import LAUNCH, Stage, run_stage, stage_digest
 
 ROOT = Path(__file__).parents[1]
 DEMO = Path("runs/demo")
-SPLITS = ("train", "validation", "test")
 WARM_START = Path("data/slide_policy")
 """The policy after the two warm-ups, shipped; `--full` trains it anew."""
 EVALUATED = ("base", "sft", "grpo", "grpo_taec")
@@ -30,17 +31,9 @@ def stages(full: bool = False) -> list[Stage]:
     """All stages in order. `full`: train the warm start too, from random weights."""
     base = DEMO / "policy" / "base" if full else WARM_START
     policies = {row: DEMO / "policy" / row.removesuffix("_taec") for row in EVALUATED} | {"base": base}
-    expert = tuple(
-        command
-        for hop in ("single", "multi")
-        for command in (
-            f"python -m data.slide_expert --questions questions:{DEMO}/world/train/{hop}_hop.jsonl"
-            f" --slides {DEMO}/world/train/slides.jsonl --corpus {DEMO}/corpus/train"
-            f" -o {DEMO}/expert/{hop}_hop.jsonl",
-            f"python -m sft.filter {DEMO}/expert/{hop}_hop.jsonl"
-            f" --questions questions:{DEMO}/world/train/{hop}_hop.jsonl --max_extra_searches 2"
-            f" --max_uninformative_searches 10 -o {DEMO}/expert/{hop}_hop_filtered.jsonl",
-        )
+    lessons = tuple(
+        f"python -m data.slide_lessons {lesson} --split {DEMO}/world/{split} -o {DEMO}/lessons/{name}.jsonl"
+        for name, (lesson, split) in LESSONS.items()
     )
     return [
         Stage("world", "corpus", (f"python -m data.slide_world -o {DEMO}/world",), ("world",)),
@@ -60,11 +53,8 @@ def stages(full: bool = False) -> list[Stage]:
         Stage(
             "lessons",
             "sft",
-            (
-                f"python -m data.slide_lessons look --split {DEMO}/world/train -o {DEMO}/lessons/look.jsonl",
-                *expert,
-            ),
-            ("lessons/look.jsonl", "expert"),
+            (*lessons, *expert_commands()),
+            (*(f"lessons/{name}.jsonl" for name in LESSONS), "expert"),
         ),
         *(warm_up_stages() if full else []),
         Stage(
@@ -100,6 +90,32 @@ def stages(full: bool = False) -> list[Stage]:
     ]
 
 
+LESSONS = {"look": ("look", "train"), "read": ("read", "train"), "look_rl": ("look", "rl")}
+"""File → lesson of `data.slide_lessons`, split."""
+EXPERTS = {
+    "single": ("single", "", 2),
+    "confirm": ("single", "--extra_searches 0 0.7 0.2 0.1 --seed 1", 3),
+    "multi": ("multi", "", 2),
+}
+"""File → (kind of question, options of the expert, most searches after the last gold page). Of `confirm` SFT
+learns the last reply only: how to answer after a confirming search, not when to make one."""
+
+
+def expert_commands() -> Iterator[str]:
+    """Write each expert's trajectories, and keep the good ones."""
+    for name, (hop, options, extra) in EXPERTS.items():
+        questions = f"questions:{DEMO}/world/train/{hop}_hop.jsonl"
+        yield (
+            f"python -m data.slide_expert --questions {questions} --slides {DEMO}/world/train/slides.jsonl"
+            f" --corpus {DEMO}/corpus/train -o {DEMO}/expert/{name}.jsonl {options}"
+        ).rstrip()
+        yield (
+            f"python -m sft.filter {DEMO}/expert/{name}.jsonl --questions {questions}"
+            f" --max_extra_searches {extra} --max_uninformative_searches 10"
+            f" -o {DEMO}/expert/{name}_filtered.jsonl"
+        )
+
+
 def warm_up_stages() -> list[Stage]:
     """From random weights to a policy that looks facts up and reads pages."""
     return [
@@ -110,9 +126,8 @@ def warm_up_stages() -> list[Stage]:
                 f"python -m data.slide_lessons vocabulary -o {DEMO}/lessons/vocabulary.txt",
                 f"python -m visor.models.tiny {DEMO}/lessons/vocabulary.txt -o {DEMO}/policy/random",
                 f"python -m data.slide_lessons text -o {DEMO}/lessons/text.jsonl",
-                f"python -m data.slide_lessons read --split {DEMO}/world/train -o {DEMO}/lessons/read.jsonl",
             ),
-            ("lessons/vocabulary.txt", "policy/random", "lessons/text.jsonl", "lessons/read.jsonl"),
+            ("lessons/vocabulary.txt", "policy/random", "lessons/text.jsonl"),
         ),
         *(
             Stage(name, "sft", (f"{LAUNCH} sft --config configs/demo/{name}.yaml",), (f"policy/{output}",))

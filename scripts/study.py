@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from data.slide_world import SPLITS
 from rollout.fingerprints import code_fingerprint
 from scripts.stage_graph import digests, run_graph, select, state
 from scripts.stages import LAUNCH, Stage
@@ -27,10 +28,6 @@ STUDY = Path("runs/study")
 CONFIGS = Path("configs/study")
 SEEDS = (0, 1, 2)
 WARM_START = Path("data/slide_policy")
-WORLD = "--see-also-share 0.5"
-"""Options of `data.slide_world`: half the pages carry a cross reference, so that top-1 is often not gold. The
-seed and the splits are the demo's, whose training names the warm start has read."""
-SPLITS = ("train", "validation", "test")
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 FIXED_SEARCHES = 2
 
@@ -62,23 +59,27 @@ class Policy:
 
 
 EXPERTS = {
-    "single": Expert("single", "--extra_searches 0.88 0.10 0.02"),
-    "confirm": Expert("single", "--extra_searches 0 1 --seed 1"),
+    "single": Expert("single"),
+    "confirm": Expert("single", "--extra_searches 0 0.7 0.2 0.1 --seed 1", "--max_extra_searches 3"),
     "multi": Expert("multi"),
-    "noisy": Expert(
-        "single", "--noise 0.35 --extra_searches 0.88 0.10 0.02 --seed 2", "--keep_invalid_actions"
-    ),
+    "noisy": Expert("single", "--noise 0.4 --seed 2", "--keep_invalid_actions"),
 }
 
-READING = f"--auxiliary.path {STUDY}/lessons/look.jsonl --auxiliary.weight 0.1 --auxiliary.rows_per_step 8"
+
+LESSONS = {"look": ("look", "train"), "read": ("read", "train"), "look_rl": ("look", "rl")}
+"""File → lesson of `data.slide_lessons`, split."""
 
 POLICIES = {
     "sft": Policy("sft", "sft.yaml"),
     "grpo": Policy("grpo", "grpo.yaml", "sft"),
-    "grpo_kl_only": Policy("grpo", "grpo.yaml", "sft", "--auxiliary null --beta 0.01"),
-    "grpo_kl_0.1": Policy("grpo", "grpo.yaml", "sft", "--auxiliary null --beta 0.1"),
-    "grpo_aux": Policy("grpo", "grpo.yaml", "sft", f"{READING} --beta 0.01"),
-    "grpo_aux_off": Policy("grpo", "grpo.yaml", "sft", f"{READING} --auxiliary.until_step 60 --beta 0.01"),
+    "grpo_aux_off": Policy("grpo", "grpo.yaml", "sft", "--auxiliary.until_step 60"),
+    "grpo_kl": Policy("grpo", "grpo.yaml", "sft", "--auxiliary null"),
+    "grpo_paper": Policy(
+        "grpo",
+        "grpo.yaml",
+        "sft",
+        "--auxiliary null --credit trajectory --beta 0.01 --per_device_train_batch_size 10",
+    ),
     "sft_noisy": Policy("sft", "sft_noisy.yaml", "sft"),
     "grpo_noisy": Policy("grpo", "grpo.yaml", "sft_noisy"),
     "sft_episode": Policy("sft", "sft_context.yaml", options="--context episode", seeds=(0,)),
@@ -112,16 +113,16 @@ def stages() -> list[Stage]:
 
 def shared_stages() -> Iterator[Stage]:
     """The world, its corpora, the teachers' trajectories and lessons, and the fixed policy."""
-    yield Stage("world", "corpus", (f"python -m data.slide_world -o {STUDY}/world {WORLD}",), ("world",))
+    yield Stage("world", "corpus", (f"python -m data.slide_world -o {STUDY}/world",), ("world",))
     for split in SPLITS:
         corpus = f"{STUDY}/corpus/{split}"
         ingest = f"visor ingest {STUDY}/world/{split}/documents -o {corpus}"
         commands = (ingest, f"visor index {corpus} --retriever bm25")
         yield Stage(f"corpus/{split}", "corpus", commands, (f"corpus/{split}",), after=("world",))
-    for lesson in ("look", "read"):
-        output = f"lessons/{lesson}.jsonl"
-        command = f"python -m data.slide_lessons {lesson} --split {STUDY}/world/train -o {STUDY}/{output}"
-        yield Stage(f"lessons/{lesson}", "corpus", (command,), (output,), after=("world",))
+    for name, (lesson, split) in LESSONS.items():
+        output = f"lessons/{name}.jsonl"
+        command = f"python -m data.slide_lessons {lesson} --split {STUDY}/world/{split} -o {STUDY}/{output}"
+        yield Stage(f"lessons/{name}", "corpus", (command,), (output,), after=("world",))
     for name, expert in EXPERTS.items():
         yield expert_stage(name, expert)
     output = "fixed/trajectories.jsonl"
@@ -169,7 +170,7 @@ def training_stage(seed: int, name: str, policy: Policy) -> Stage:
         f" --output_dir {STUDY}/{output} --seed {seed} --torch_threads 1 {policy.options}"
     ).rstrip()
     needed = [f"seed{seed}/policy/{policy.start}"] if policy.start else []
-    needed += ["corpus/train", *(["corpus/validation"] if policy.trainer == "grpo" else [])]
+    needed += ["corpus/train"] if policy.trainer == "sft" else ["corpus/rl", "corpus/validation"]
     needed += data_stages((CONFIGS / policy.config).read_text(encoding="utf-8") + policy.options)
     return Stage(output, policy.trainer, (command,), (output,), after=tuple(dict.fromkeys(needed)))
 

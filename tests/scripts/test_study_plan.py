@@ -75,11 +75,15 @@ def test_the_variants_differ_in_what_they_say():
         if stage.name.startswith("seed0/policy/")
     }
     assert set(configs) == set(POLICIES)
-    assert configs["grpo_kl_only"].auxiliary is None
-    assert configs["grpo_kl_only"].beta == 0.01
-    assert configs["grpo_kl_0.1"].beta == 0.1
-    assert configs["grpo_aux"].auxiliary is not None
-    assert configs["grpo_aux_off"].auxiliary.until_step < configs["grpo_aux_off"].max_steps
+    main = configs["grpo"]
+    assert (main.credit, main.auxiliary.until_step) == ("turn", None)
+    assert main.auxiliary.weight > 0
+    off = configs["grpo_aux_off"]
+    assert 0 < off.auxiliary.until_step < off.max_steps
+    kl = configs["grpo_kl"]
+    assert kl.model_copy(update={"auxiliary": main.auxiliary, "output_dir": main.output_dir}) == main
+    paper = configs["grpo_paper"]
+    assert (paper.auxiliary, paper.beta, paper.credit) == (None, 0.01, "trajectory")
     assert configs["grpo_noisy"].model_name_or_path.endswith("policy/sft_noisy")
     assert any("expert/noisy" in source.path for source in configs["sft_noisy"].data)
     assert "--keep_invalid_actions" in EXPERTS["noisy"].filter
