@@ -72,16 +72,19 @@ LESSONS = {"look": ("look", "train"), "read": ("read", "train"), "look_rl": ("lo
 POLICIES = {
     "sft": Policy("sft", "sft.yaml"),
     "grpo": Policy("grpo", "grpo.yaml", "sft"),
-    "grpo_aux_off": Policy("grpo", "grpo.yaml", "sft", "--auxiliary.until_step 60"),
     "grpo_kl": Policy("grpo", "grpo.yaml", "sft", "--auxiliary null"),
     "grpo_paper": Policy(
         "grpo",
         "grpo.yaml",
         "sft",
         "--auxiliary null --credit trajectory --beta 0.01 --per_device_train_batch_size 10",
+        decodings=("sampled",),
     ),
-    "sft_noisy": Policy("sft", "sft_noisy.yaml", "sft"),
-    "grpo_noisy": Policy("grpo", "grpo.yaml", "sft_noisy"),
+    "grpo_aux_off": Policy(
+        "grpo", "grpo.yaml", "sft", "--auxiliary.until_step 60", seeds=(0,), decodings=("sampled",)
+    ),
+    "sft_noisy": Policy("sft", "sft_noisy.yaml", "sft", seeds=(0,), decodings=("sampled",)),
+    "grpo_noisy": Policy("grpo", "grpo.yaml", "sft_noisy", seeds=(0,), decodings=("sampled",)),
     "sft_episode": Policy("sft", "sft_context.yaml", options="--context episode", seeds=(0,)),
     "sft_append": Policy("sft", "sft_context.yaml", options="--context append", seeds=(0,)),
 }
