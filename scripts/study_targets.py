@@ -39,6 +39,7 @@ TARGETS = (
     Target("4. Pages read exactly, single-hop", SFT, "read exactly", 0.97),
     Target("2. GRPO − SFT", GAIN, "Δ=1", 0.55, _difference),
     Target("2. GRPO − SFT", GAIN, "reward", 0.35, _difference),
+    Target("2. GRPO − SFT", GAIN, "accuracy, complete", 0.0, _difference, "mean"),
     Target("2. GRPO − SFT", GAIN, "accuracy, complete", -0.01, _low, "lower end"),
     Target("2. GRPO − SFT", GAIN, "read exactly", -0.02, _difference),
     Target(
