@@ -71,7 +71,7 @@ def reading_by_step(
 def write_curves(study: Path, policies: Mapping[str, Sequence[int]]) -> list[Path]:
     """Write `curves/NAME.csv`, `.jsonl` and `.png` for each policy (name → seeds) that has metrics, and
     `NAME-validation.csv` where it has validations; returns the pictures."""
-    split = study / "world" / "train"
+    split = study / "world" / "rl"
     slides = read_slides(split / "slides.jsonl")
     questions = {q.question_id: q for q in load_questions(f"questions:{split / 'questions.jsonl'}")}
     pictures = []
