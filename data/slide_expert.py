@@ -16,6 +16,7 @@ import asyncio
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from data.corpus import Corpus
 from data.questions import load_questions
@@ -30,7 +31,7 @@ from visor.types import Completion, Question, Trajectory
 
 EXTRA_SEARCH_SHARES = (0.88, 0.10, 0.02)
 """Share of trajectories with Δ = 0, 1 and 2 searches after the last gold page."""
-SLIDE_EPISODE = {
+SLIDE_EPISODE: dict[str, Any] = {
     "prompts": "tiny",
     "page_min_pixels": 112 * 112,
     "page_max_pixels": 112 * 112,

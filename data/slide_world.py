@@ -141,7 +141,7 @@ def _single_hop(deck: Deck, split: str) -> list[Question]:
 
 def _multi_hop(rng: random.Random, deck: Deck, split: str, count: int) -> list[Question]:
     """Which of two topics, on two pages of the deck, has the larger value."""
-    questions = []
+    questions: list[Question] = []
     while len(questions) < count:
         first, second = rng.sample(deck.slides, 2)
         (topic_a, a), (topic_b, b) = rng.choice(first.facts), rng.choice(second.facts)

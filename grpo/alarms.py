@@ -117,14 +117,16 @@ def _check(
     last = [value(row) for row in rows[-patience:]]
     if threshold is None or len(last) < patience:
         return None
-    if not all(v is not None and (v < threshold if below else v > threshold) for v in last):
+    values = [v for v in last if v is not None and (v < threshold if below else v > threshold)]
+    if len(values) < len(last):
         return None
     cause, remedy = ADVICE[name]
     side = "below" if below else "above"
+    spread = f"from {min(values):.4g} to {max(values):.4g}"
     return Alarm(
         name,
-        f"alarm {name} at step {rows[-1]['step']}: {label} {last[-1]:.4g}, {side} {threshold:.4g} for "
-        f"{patience} steps (from {min(last):.4g} to {max(last):.4g}). Usual cause: {cause}. Try: {remedy}.",
+        f"alarm {name} at step {rows[-1]['step']}: {label} {values[-1]:.4g}, {side} {threshold:.4g} for "
+        f"{patience} steps ({spread}). Usual cause: {cause}. Try: {remedy}.",
     )
 
 

@@ -156,8 +156,11 @@ class GrpoConfig(Config):
     @classmethod
     def _alarm_names(cls, value: object) -> object:
         """`all`, `none` or one name may stand for the list."""
-        short = {"all": list(NAMES), "none": [], None: []}
-        names = value if isinstance(value, list) else short.get(value, [value])
+        names: list[object] = [value]
+        if value in ("all", "none", None):
+            names = list(NAMES) if value == "all" else []
+        elif isinstance(value, list):
+            names = value
         unknown = [name for name in names if name not in NAMES]
         if unknown:
             raise ValueError(f"unknown alarm {unknown[0]!r}; known: {', '.join(NAMES)}, or all")

@@ -46,9 +46,9 @@ def find_checkpoint(config: GrpoConfig) -> Path | None:
     if output_dir.exists() and not output_dir.is_dir():
         raise ValueError(f"output_dir {output_dir} is a file; name a folder, new or of the run to go on with")
     if isinstance(config.resume_from_checkpoint, str):
-        checkpoint = Path(config.resume_from_checkpoint)
-        step_of(checkpoint)
-        return checkpoint
+        named = Path(config.resume_from_checkpoint)
+        step_of(named)
+        return named
     if not config.resume_from_checkpoint:
         if checkpoints(output_dir):
             raise ValueError(f"{output_dir} holds checkpoints; resume them or choose another output_dir")

@@ -10,6 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -121,7 +122,7 @@ class GrpoTrainer:
             forget_after(self.output_dir, step)
             recall(self.output_dir, step)
             self.history = read_rows(self.output_dir / METRICS)
-            if self._validates_at(step):
+            if self.validation is not None and self._validates_at(step):
                 line = self.validation.line_of(step)
                 missing = line is None
                 if line and not self.best.folder.exists():  # back to an earlier step than that of the best
@@ -177,7 +178,9 @@ class GrpoTrainer:
     def _auxiliary(self, step: int) -> list[TrainingRow]:
         """The step's auxiliary rows, this process's share of them."""
         settings, accelerator = self.config.auxiliary, self.accelerator
-        if not self.auxiliary_rows or (settings.until_step is not None and step > settings.until_step):
+        if settings is None or not self.auxiliary_rows:
+            return []
+        if settings.until_step is not None and step > settings.until_step:
             return []
         seed = derive_seed(self.config.seed, "auxiliary")
         rows = step_items(self.auxiliary_rows, step, settings.rows_per_step, seed)
@@ -211,7 +214,7 @@ class GrpoTrainer:
     # ------------------------------------------------------------ validation
 
     def _validates_at(self, step: int) -> bool:
-        if self.validation is None:
+        if self.validation is None or self.config.eval_steps is None:
             return False
         if step == 0:
             return self.config.eval_on_start
@@ -220,6 +223,7 @@ class GrpoTrainer:
     def _validate(self, step: int) -> None:
         """Evaluate the present policy, keep it when it is the best, and log it. The line is written last: a
         run killed before it validates again."""
+        assert self.validation is not None
         line = self.validation.run(step)
         if self.accelerator.is_main_process:
             metric = self.config.metric_for_best_model
@@ -302,13 +306,13 @@ class GrpoTrainer:
         """Take optimizer, schedule, random state and step from a checkpoint; weights are loaded before. Rates
         and the like stay those of the settings, which may be others than the checkpoint's."""
         configured = hyperparameters(self.scheduler)
-        load = {"map_location": "cpu", "weights_only": True}
+        load = partial(torch.load, map_location="cpu", weights_only=True)
         if self._is_deepspeed:
             self.model.load_checkpoint(str(checkpoint / DEEPSPEED_FOLDER), tag=DEEPSPEED_FOLDER)
         else:
-            self.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", **load))
-        self.scheduler.load_state_dict(torch.load(checkpoint / "scheduler.pt", **load))
+            self.optimizer.load_state_dict(load(checkpoint / "optimizer.pt"))
+        self.scheduler.load_state_dict(load(checkpoint / "scheduler.pt"))
         set_hyperparameters(self.scheduler, configured)
-        restore_random_state(torch.load(checkpoint / "rng_state.pt", **load))
+        restore_random_state(load(checkpoint / "rng_state.pt"))
         self.step_done = json.loads((checkpoint / "trainer_state.json").read_text())["step"]
         self.saved_step = self.step_done

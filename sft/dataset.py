@@ -11,7 +11,9 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -20,7 +22,7 @@ from rollout.rows import RowTooLong, TrainingRow, trajectory_row, turn_rows
 from sft.arguments import DataSource
 from visor.models.rendering import ChatRenderer
 from visor.models.smart_resize import FACTOR
-from visor.types import Message, Trajectory
+from visor.types import Message, TextPart, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -146,25 +148,23 @@ class LazyRows:
 
     def _chat_entries(self, path: str, budget: PixelBudget) -> Iterator[Entry]:
         for chat in read_chats(path, budget):
-            yield self._entry(
-                chat.messages,
-                lambda chat=chat: chat_row(chat, self.renderer, self.images, self.max_length),
-            )
+            build = partial(chat_row, chat, self.renderer, self.images, self.max_length)
+            yield self._entry(chat.messages, build)
 
-    def _trajectory_entries(self, path: Path, context: str, train: str) -> Iterator[Entry]:
+    def _trajectory_entries(self, path: Path, context: str, train: Literal["all", "last"]) -> Iterator[Entry]:
         for place, trajectory in _scan(path):
             if trajectory.error or not trajectory.turns:
                 self.counts.left_out["failed or empty trajectories"] += 1
                 continue
             if context == "append":
                 messages = [*trajectory.prompt, *_transcript(trajectory)]
-                yield self._entry(messages, lambda place=place: self._whole(place, train))
+                yield self._entry(messages, partial(self._whole, place, train))
                 continue
             turns = list(enumerate(trajectory.turns))
             for index, turn in turns if train == "all" else turns[-1:]:
                 messages = [*turn.context, Message(role="assistant", content=[])]
                 extra = len(turn.completion.token_ids or turn.completion.text.encode()) + 1
-                yield self._entry(messages, lambda place=place, index=index: self._turn(place, index), extra)
+                yield self._entry(messages, partial(self._turn, place, index), extra)
 
     def _entry(self, messages: Sequence[Message], build: Build, extra: int = 0) -> Entry:
         text = sum(len(message.text.encode()) for message in messages)
@@ -172,7 +172,7 @@ class LazyRows:
         frames = TOKENS_PER_MESSAGE * len(messages)
         return Entry(build, pictures + (text + extra) // BYTES_PER_TOKEN, pictures + text + extra + frames)
 
-    def _whole(self, place: _Place, train: str) -> TrainingRow:
+    def _whole(self, place: _Place, train: Literal["all", "last"]) -> TrainingRow:
         return trajectory_row(_load(place), self.renderer, self.images, self.max_length, train=train)
 
     def _turn(self, place: _Place, index: int) -> TrainingRow:
@@ -219,7 +219,7 @@ def _parse(line: bytes, place: _Place) -> Trajectory:
 
 def _transcript(trajectory: Trajectory) -> Iterator[Message]:
     for turn in trajectory.turns:
-        yield Message(role="assistant", content=[{"type": "text", "text": turn.completion.text}])
+        yield Message(role="assistant", content=[TextPart(text=turn.completion.text)])
         if turn.observation is not None:
             yield turn.observation.message
 
