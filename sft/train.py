@@ -1,4 +1,7 @@
-"""Supervised fine-tuning: `accelerate launch -m sft.train --config configs/sft/….yaml`."""
+"""Supervised fine-tuning.
+
+accelerate launch --config_file configs/accelerate/….yaml sft --config configs/sft/….yaml
+"""
 
 from __future__ import annotations
 

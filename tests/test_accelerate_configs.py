@@ -1,11 +1,16 @@
 """The launch files are ones that `accelerate launch` reads."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 
-FILES = sorted((Path(__file__).parents[1] / "configs" / "accelerate").glob("*.yaml"))
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -19,3 +24,27 @@ def test_accelerate_reads_it(path):
 
 def test_there_are_launch_files():
     assert [path.stem for path in FILES] == ["cpu2", "gpu8", "zero2"]
+
+
+def test_documented_launches_name_a_launch_file():
+    """Without one, accelerate warns of every value that it had to choose itself."""
+    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "configs").rglob("*.yaml")]
+    texts += [ROOT / "sft" / "train.py"]
+    launches = [
+        line
+        for path in texts
+        for line in re.findall(r"accelerate launch .*", path.read_text(encoding="utf-8"))
+    ]
+    assert len(launches) >= 4
+    assert [line for line in launches if "--config_file configs/accelerate/" not in line] == []
+
+
+def test_a_launch_with_a_file_is_quiet():
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file"]
+    free = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [*command, str(ROOT / "configs" / "accelerate" / "cpu2.yaml"), "sft", "--help"],
+        cwd=ROOT, env=free, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "defaults used instead" not in done.stderr
