@@ -49,6 +49,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         )
     checkpoint = find_checkpoint(config)
     corpus = Corpus.open(config.corpus)
+    corpus.check_images()
     questions = load_training_questions(config, corpus)
     held_out = _validation_data(config, corpus, questions)
     accelerator = _accelerator(config)
@@ -242,6 +243,7 @@ def _validation_data(
     if config.eval_steps is None:
         return None
     held_out = Corpus.open(config.eval_corpus) if config.eval_corpus else corpus
+    held_out.check_images()
     return held_out, load_validation_questions(config, held_out, training)
 
 

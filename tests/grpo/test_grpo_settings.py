@@ -1,6 +1,7 @@
 """What a GRPO run takes from its settings, refuses of them and says of them."""
 
 import json
+import shutil
 
 import pytest
 from training_world import grpo_settings, read_metrics, trainer_for
@@ -31,6 +32,14 @@ def test_a_run_from_before_a_setting_existed_goes_on(world, tmp_path):
     del stored["reward"]
     path.write_text(json.dumps(stored))
     assert trainer_for(world, tmp_path, max_steps=2).step_done == 1
+
+
+def test_a_corpus_without_its_images_is_refused(world, tmp_path):
+    corpus = tmp_path / "corpus"
+    shutil.copytree(world / "corpus", corpus)
+    shutil.rmtree(corpus / "images")
+    with pytest.raises(ValueError, match=r"lacks 4 of its 4 page images"):
+        trainer_for(world, tmp_path / "run", corpus=str(corpus))
 
 
 def test_questions_without_gold_pages_are_refused(world, tmp_path):
