@@ -39,6 +39,7 @@ SLIDE_EPISODE: dict[str, Any] = {
     "crop_max_pixels": 112 * 112,
 }
 """The slide world's own resolution and prompts; the rest of the episode is as for any corpus."""
+MAX_TURNS = EpisodeConfig(**SLIDE_EPISODE).max_turns
 
 
 def describe(slide: Slide) -> str:
@@ -172,7 +173,7 @@ def parse_question(question: Question) -> tuple[list[str], str]:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Which teacher writes the trajectories."""
+    """Which teacher writes the trajectories. ValueError for settings that name none."""
 
     shares: tuple[float, ...] = EXTRA_SEARCH_SHARES
     """Share of trajectories with 0, 1, 2 … searches after the last gold page."""
@@ -180,6 +181,19 @@ class Teacher:
     """Probability of a malformed reply."""
     always_searches: int | None = None
     """Search this often, always, instead."""
+
+    def __post_init__(self) -> None:
+        if not all(share >= 0 for share in self.shares) or not sum(self.shares) > 0:
+            raise ValueError(f"extra_searches {self.shares}: shares are 0 or more, and not all of them 0")
+        if not 0 <= self.noise < 1:
+            raise ValueError(f"noise {self.noise} is no probability from 0 to below 1")
+        if self.always_searches is not None and not 0 <= self.always_searches < MAX_TURNS:
+            raise ValueError(
+                f"always_searches {self.always_searches}: an episode has {MAX_TURNS} turns, "
+                "the answer among them"
+            )
+        if self.always_searches is not None and self.noise:
+            raise ValueError("the policy that always searches has no noise; give one of the two")
 
     def policy(self, question: Question, slides: dict[str, Slide], rng: random.Random):
         if self.always_searches is not None:
@@ -236,24 +250,31 @@ def main() -> None:
         "--always_searches", type=int, help="search this often whatever is found, then answer"
     )
     arguments = parser.parse_args()
+    try:
+        trajectories = write_trajectories(arguments)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    turns = sum(len(trajectory.turns) for trajectory in trajectories)
+    print(f"{len(trajectories)} trajectories, {turns} turns → {arguments.output}")
+
+
+def write_trajectories(arguments: argparse.Namespace) -> list[Trajectory]:
+    """What the command does; ValueError for settings or files that do not go together."""
     teacher = Teacher(tuple(arguments.extra_searches), arguments.noise, arguments.always_searches)
     corpus = Corpus.open(arguments.corpus)
+    slides = read_slides(arguments.slides)
+    unknown = [page.page_id for page in corpus.pages() if page.page_id not in slides]
+    if unknown:
+        raise ValueError(f"{arguments.slides} lacks pages of {arguments.corpus}, such as {unknown[0]}")
     retriever = open_index(arguments.index or arguments.corpus / "index" / "bm25", corpus)
     questions = load_questions(arguments.questions)
     random.Random(f"order-{arguments.seed}").shuffle(questions)
-    trajectories = expert_trajectories(
-        questions[: arguments.limit],
-        read_slides(arguments.slides),
-        retriever,
-        corpus,
-        arguments.seed,
-        teacher,
-    )
+    questions = questions[: arguments.limit]
+    trajectories = expert_trajectories(questions, slides, retriever, corpus, arguments.seed, teacher)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     with arguments.output.open("w") as file:
         file.writelines(trajectory.model_dump_json() + "\n" for trajectory in trajectories)
-    turns = sum(len(trajectory.turns) for trajectory in trajectories)
-    print(f"{len(trajectories)} trajectories, {turns} turns → {arguments.output}")
+    return trajectories
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Alarms: what a run's figures look like when it goes wrong, from the metrics lines alone.
 
 An alarm stands at a step when its condition held in each of the last `patience` steps. Nothing is remembered
-between steps: the same lines give the same alarms, in a resumed run too.
+beside the lines, which name the alarms that stood: the same lines give the same alarms, in a resumed run too.
 """
 
 from __future__ import annotations
@@ -99,10 +99,11 @@ def standing(rows: Sequence[Row], settings: AlarmsConfig) -> list[Alarm]:
     return [alarm for alarm in found if alarm]
 
 
-def newly_raised(rows: Sequence[Row], settings: AlarmsConfig) -> list[Alarm]:
-    """The alarms that stand at the last row and did not at the one before."""
-    before = {alarm.name for alarm in standing(rows[:-1], settings)}
-    return [alarm for alarm in standing(rows, settings) if alarm.name not in before]
+def newly_raised(alarms: Sequence[Alarm], rows: Sequence[Row]) -> list[Alarm]:
+    """Those of the last row's alarms that the row before does not name under `alarms`: what stood there was
+    judged by the settings of its time, and an alarm that stricter ones raise is new."""
+    before = rows[-2].get("alarms", []) if len(rows) > 1 else []
+    return [alarm for alarm in alarms if alarm.name not in before]
 
 
 def _check(

@@ -53,6 +53,13 @@ def latest_checkpoint(output_dir: Path) -> Path | None:
     return found[-1][1] if found else None
 
 
+def drop_after(output_dir: Path, step: int) -> None:
+    """Delete the checkpoints of later steps than `step`: a run that goes on from there makes its own."""
+    for later, path in checkpoints(output_dir):
+        if later > step:
+            shutil.rmtree(path)
+
+
 def step_of(checkpoint: Path) -> int:
     """The step after which a checkpoint was written; ValueError when the folder is not one."""
     match = _NAME.fullmatch(checkpoint.name)

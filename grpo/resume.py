@@ -7,7 +7,8 @@ from pathlib import Path
 
 from grpo.arguments import GrpoConfig
 from grpo.checkpoint import checkpoints, latest_checkpoint, step_of
-from grpo.records import VALIDATION_METRICS
+from grpo.records import VALIDATION_METRICS, read_rows
+from rollout.manifest import write_json
 
 RUN_CONFIG = "run_config.json"
 FREE_TO_CHANGE = {
@@ -69,7 +70,7 @@ def _changed(stored: dict, config: GrpoConfig, output_dir: Path) -> list[str]:
     # A run from before a setting existed ran with what is its default now.
     known = {name: value for name, value in stored.items() if name in GrpoConfig.model_fields}
     before, present = (_flat(GrpoConfig(**known)), _flat(config))
-    validated = (output_dir / VALIDATION_METRICS).exists() and before["eval_steps"] and present["eval_steps"]
+    validated = config.eval_steps is not None and read_rows(output_dir / VALIDATION_METRICS)
     free = FREE_TO_CHANGE if validated else FREE_TO_CHANGE | OF_VALIDATION
     return [name for name in present if name not in free and before.get(name) != present[name]]
 
@@ -82,7 +83,12 @@ def _flat(config: GrpoConfig) -> dict:
 
 
 def write_run_config(config: GrpoConfig) -> None:
-    """Write the settings beside the run."""
-    output_dir = Path(config.output_dir)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / RUN_CONFIG).write_text(config.model_dump_json(indent=2) + "\n")
+    """Write the settings beside the run. One without validation keeps the settings of the validations before
+    it, so that a later one is held to them."""
+    path = Path(config.output_dir) / RUN_CONFIG
+    path.parent.mkdir(parents=True, exist_ok=True)
+    settings = json.loads(config.model_dump_json())
+    if config.eval_steps is None and path.exists():
+        stored = json.loads(path.read_text())
+        settings |= {name: stored[name] for name in OF_VALIDATION if name in stored}
+    write_json(path, settings)

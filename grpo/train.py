@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.set_num_threads(config.torch_threads)
     try:
         trainer = build_trainer(config)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"grpo.train: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     try:

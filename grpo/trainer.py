@@ -20,7 +20,7 @@ from grpo.alarms import Alarm, newly_raised, standing
 from grpo.arguments import GrpoConfig
 from grpo.batch import BuildRows, rows_of_groups
 from grpo.best import BestModel, recall
-from grpo.checkpoint import drop_old, save_atomically
+from grpo.checkpoint import drop_after, drop_old, save_atomically
 from grpo.hyperparameters import hyperparameters, set_hyperparameters
 from grpo.random_state import random_state, restore_random_state
 from grpo.records import METRICS, ROLLOUTS, append_line, forget_after, read_rows, write_trajectories
@@ -120,6 +120,7 @@ class GrpoTrainer:
         step, missing = self.step_done, False
         if self.accelerator.is_main_process:
             forget_after(self.output_dir, step)
+            drop_after(self.output_dir, step)
             recall(self.output_dir, step)
             self.history = read_rows(self.output_dir / METRICS)
             if self.validation is not None and self._validates_at(step):
@@ -194,8 +195,9 @@ class GrpoTrainer:
         if not self.accelerator.is_main_process:
             return []
         self.history.append(metrics)
-        metrics["alarms"] = [alarm.name for alarm in standing(self.history, self.config.alarms)]
-        return newly_raised(self.history, self.config.alarms)
+        alarms = standing(self.history, self.config.alarms)
+        metrics["alarms"] = [alarm.name for alarm in alarms]
+        return newly_raised(alarms, self.history)
 
     def _sound(self, raised: Sequence[Alarm]) -> list[str]:
         """Print them; returns, on every process, the names of those that end the run."""
@@ -207,8 +209,9 @@ class GrpoTrainer:
     def _stop_message(self, names: Sequence[str]) -> str:
         checkpoint = self.output_dir / f"checkpoint-{self.step_done}"
         return (
-            f"stopped after step {self.step_done} by {', '.join(names)}; {checkpoint} is saved. The same "
-            f"command goes on as before; --resume_from_checkpoint {checkpoint} goes on with other settings"
+            f"stopped after step {self.step_done} by {', '.join(names)}; {checkpoint} is saved. "
+            f"Without resume_from_checkpoint the same command goes on from there; with "
+            f"--resume_from_checkpoint {checkpoint} other settings may be given"
         )
 
     # ------------------------------------------------------------ validation

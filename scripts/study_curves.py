@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data.questions import load_questions
 from data.slide_world import Slide, read_slides
+from grpo.figures import FIGURES
 from rollout.curves import plot_curves, read_metrics
 from rollout.recorder import read_lines
 from rollout.results import result_row
@@ -16,19 +17,7 @@ from scripts.slide_reading import page_replies
 from visor.types import Question, Trajectory
 
 READING = "read_exactly"
-METRICS = (
-    "reward",
-    "accuracy",
-    "completeness",
-    "no_verification_share",
-    "verification_share",
-    "over_search_share",
-    "invalid_action_rate",
-    "finish_rate",
-    "kl",
-    "entropy",
-    READING,
-)
+METRICS = (*FIGURES, "kl", "entropy", READING)
 KL = "KL to the start, log scale"
 PANELS = {
     "Reward": ["reward"],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from visor.config import Config
 from visor.models.smart_resize import FACTOR
@@ -21,6 +21,15 @@ class DataSource(Config):
     train: Literal["all", "last"] = "all"
     """Of trajectories. last: loss on the last reply only, to teach how to end an episode without teaching the
     decisions that led there."""
+
+    @model_validator(mode="after")
+    def _chats_say_what_is_trained(self) -> Self:
+        if self.kind == "messages" and (self.train != "all" or self.context is not None):
+            raise ValueError(
+                f"{self.path}: context and train are of trajectories; in chat data a message with "
+                '"train": false is kept out of the loss'
+            )
+        return self
 
 
 class SftConfig(Config):

@@ -15,6 +15,7 @@ from data.slide_expert import (
     Teacher,
     describe,
     expert_trajectories,
+    main,
     malformed,
 )
 from data.slide_lessons import WORDS, copy_lessons, first_turn_lessons, read_lessons, vocabulary_texts
@@ -175,6 +176,39 @@ def test_a_noisy_expert_is_refused_and_says_it_again(folder, train, world):
         for turn, after in zip(trajectory.turns, trajectory.turns[1:]):
             if isinstance(turn.action, Invalid) and isinstance(after.action, Search):
                 assert after.action.query == trajectory.question
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"noise": 2.0}, "noise 2.0"),
+        ({"noise": -1.0}, "noise -1.0"),
+        ({"shares": (-1.0, 2.0)}, "extra_searches"),
+        ({"shares": (0.0, 0.0)}, "extra_searches"),
+        ({"shares": (float("nan"), 1.0)}, "extra_searches"),
+        ({"always_searches": -3}, "always_searches -3"),
+        ({"always_searches": 10}, "the answer among them"),
+        ({"always_searches": 2, "noise": 0.5}, "has no noise"),
+    ],
+)
+def test_a_teacher_of_nonsense_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Teacher(**settings)
+
+
+def test_slides_of_another_split_are_refused(folder, train, monkeypatch, capsys):
+    arguments = {
+        "--questions": f"questions:{folder / 'train' / 'questions.jsonl'}",
+        "--slides": folder / "test" / "slides.jsonl",
+        "--corpus": folder / "corpus",
+        "--output": folder / "never.jsonl",
+    }
+    words = [str(word) for pair in arguments.items() for word in pair]
+    monkeypatch.setattr("sys.argv", ["slide_expert", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "slides.jsonl lacks pages of" in capsys.readouterr().err
+    assert not (folder / "never.jsonl").exists()
 
 
 @pytest.mark.parametrize("seed", range(6))

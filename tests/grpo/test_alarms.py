@@ -94,8 +94,24 @@ def test_missing_figures_and_thresholds_switched_off():
 def test_an_alarm_is_raised_once_until_it_returns():
     bad, good = BAD["over_searching"], {}
     lines = rows(*[bad] * 5, good, *[bad] * 4)
-    raised = [lines[n - 1]["step"] for n in range(1, len(lines) + 1) if newly_raised(lines[:n], SETTINGS)]
-    assert raised == [3, 9]
+    assert raised_steps(lines, SETTINGS) == [3, 9]
+
+
+def raised_steps(lines: list[dict], settings: AlarmsConfig, after: int = 0) -> list[int]:
+    """The steps at which a run raises an alarm, each line naming those that stand, as the trainer does."""
+    raised = []
+    for end in range(after + 1, len(lines) + 1):
+        alarms = standing(lines[:end], settings)
+        lines[end - 1]["alarms"] = [alarm.name for alarm in alarms]
+        raised += [lines[end - 1]["step"]] if newly_raised(alarms, lines[:end]) else []
+    return raised
+
+
+def test_stricter_thresholds_raise_an_alarm_that_old_lines_did_not_name():
+    lines = rows(*[{"over_search_share": 0.5}] * 6)
+    assert raised_steps(lines[:4], SETTINGS) == []
+    strict = SETTINGS.model_copy(update={"over_search_share": 0.4})
+    assert raised_steps(lines, strict, after=4) == [5]
 
 
 def test_the_message_says_what_and_why():

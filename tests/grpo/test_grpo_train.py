@@ -106,6 +106,22 @@ def test_kill_9_inside_a_checkpoint(world, tmp_path):
     same_run(tmp_path / "whole", tmp_path / "broken")
 
 
+def test_going_back_to_an_earlier_checkpoint_forgets_the_later_ones(world, tmp_path):
+    settings = {"save_steps": 1, "save_total_limit": 3}
+    trainer_for(world, tmp_path, max_steps=4, **settings).train()
+    assert steps_kept(tmp_path) == [2, 3, 4]
+    back = {"resume_from_checkpoint": str(tmp_path / "checkpoint-2"), "learning_rate": 1e-5}
+    trainer_for(world, tmp_path, max_steps=3, **settings, **back).train()
+    assert steps_kept(tmp_path) == [2, 3]
+    trainer_for(world, tmp_path, max_steps=5, **settings, learning_rate=1e-5).train()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
+    assert steps_kept(tmp_path) == [3, 4, 5]
+
+
+def steps_kept(folder):
+    return sorted(int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*"))
+
+
 def test_checkpoints_load_without_pickle_and_as_models(world, tmp_path):
     from visor.models.loading import load_model, load_processor
 

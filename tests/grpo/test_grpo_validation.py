@@ -275,6 +275,8 @@ def test_validation_may_begin_on_resume_and_then_not_change(world, tmp_path):
         trainer_for(world, tmp_path, max_steps=4, **validating(world, eval_temperature=0.0))
     trainer_for(world, tmp_path, max_steps=4).train()
     assert [line["step"] for line in validations(tmp_path)] == [2, 3]
+    with pytest.raises(ValueError, match=r"other settings \(eval_temperature\)"):
+        trainer_for(world, tmp_path, max_steps=5, **validating(world, eval_temperature=0.0))
     trainer_for(world, tmp_path, max_steps=5, **validating(world)).train()
     assert [line["step"] for line in validations(tmp_path)] == [2, 3, 4, 5]
 

@@ -112,20 +112,19 @@ def test_rewrite_replaces_the_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["t.jsonl"]
 
 
-def test_records_without_the_key_are_named(tmp_path):
-    path = tmp_path / "other.jsonl"
-    path.write_text('{"name": "x"}\n')
-    with pytest.raises(ValueError, match=r"other\.jsonl holds other records: one has no 'question_id'"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("other.jsonl", '{"name": "x"}\n', r"other\.jsonl holds other records: one has no 'question_id'"),
+        ("notes.txt", "my notes, one line", r"notes.txt, line 1: not a JSON object"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
         Recorder(path)
-    assert path.read_text() == '{"name": "x"}\n'
-
-
-def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path):
-    path = tmp_path / "notes.txt"
-    path.write_text("my notes, one line")
-    with pytest.raises(ValueError, match=r"notes.txt, line 1: not a JSON object"):
-        Recorder(path)
-    assert path.read_text() == "my notes, one line"
+    assert path.read_text() == content
 
 
 def test_a_lone_surrogate_is_a_row_like_any_other(tmp_path):

@@ -81,6 +81,12 @@ def test_a_source_may_train_the_last_reply_only(setting, trajectories):
         assert sum(row.loss_mask) > 0
 
 
+@pytest.mark.parametrize("setting", [{"train": "last"}, {"context": "append"}])
+def test_settings_of_trajectories_are_refused_for_chats(setting):
+    with pytest.raises(ValueError, match="are of trajectories"):
+        DataSource(path="chats.json", kind="messages", **setting)
+
+
 def _messages(record):
     for turn in record.turns:
         yield Message(
