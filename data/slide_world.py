@@ -44,8 +44,8 @@ QUESTION_FILES = {
 }
 """Files of a split and the kinds of question they hold, all in one random order."""
 SEE_ALSO_SHARE = 0.5
-"""Share of pages with a cross reference. At 0.5 BM25 ranks the page with the fact first in 57 % of the
-single-hop questions of the test split, second in 15 %, third in 17 %: no fixed number of searches fits."""
+"""Share of pages with a cross reference. At 0.5 BM25 ranks the page with the fact first in 55 % of the
+single-hop questions of the study, second in 17 %, third in 15 % (docs/study.md): no fixed number fits."""
 SPLITS = {"train": 240, "validation": 40, "test": 60, "rl": 240}
 
 
