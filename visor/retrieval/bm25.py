@@ -8,9 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import bm25s
-import numpy as np
 
-from visor.retrieval.base import ScoredPage
+from visor.retrieval.base import Query, ScoredPage
+from visor.retrieval.selection import PageTable
 from visor.retrieval.tokenizer import TOKENIZER_VERSION, tokenize
 from visor.types import Page, page_sort_key
 
@@ -29,7 +29,7 @@ class BM25Retriever:
 
     def __init__(self, engine: bm25s.BM25, page_ids: list[str]):
         self._engine = engine
-        self._page_ids = page_ids
+        self._pages = PageTable(page_ids)
 
     @classmethod
     def build(cls, pages: Sequence[Page]) -> BM25Retriever:
@@ -53,20 +53,22 @@ class BM25Retriever:
 
         Raises ValueError for a negative k.
         """
-        if k < 0:
-            raise ValueError(f"k must be 0 or more, got {k}")
-        terms = self._engine.get_tokens_ids(tokenize(query))
+        return self.search_batch([Query(query, k)])[0]
+
+    def search_batch(self, queries: Sequence[Query]) -> list[list[ScoredPage]]:
+        """The pages of each query; see `search`."""
+        return [self._search(query) for query in queries]
+
+    def _search(self, query: Query) -> list[ScoredPage]:
+        terms = self._engine.get_tokens_ids(tokenize(query.text))
         if not terms:
             return []
-        scores = self._engine.get_scores_from_ids(terms)
-        # Pages are stored in order, so a stable sort breaks ties as `rank` does.
-        best = np.argsort(-scores, kind="stable")[:k]
-        return [ScoredPage(self._page_ids[i], float(scores[i])) for i in best if scores[i] > 0]
+        return self._pages.best(self._engine.get_scores_from_ids(terms), query, minimum=0.0)
 
     def save(self, folder: Path) -> None:
         """Write the index files (.npy and .json; no pickle)."""
         self._engine.save(folder, show_progress=False)
-        (folder / PAGE_IDS_FILE).write_text(json.dumps(self._page_ids), encoding="utf-8")
+        (folder / PAGE_IDS_FILE).write_text(json.dumps(self._pages.page_ids), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> BM25Retriever:
