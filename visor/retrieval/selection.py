@@ -61,8 +61,8 @@ class PageTable:
         rows = np.flatnonzero(candidates)
         if query.k < len(rows):
             # Every row that ties with the k-th best stays, so that the stable sort below decides.
-            kth = np.partition(scores_P[rows], len(rows) - query.k)[len(rows) - query.k] if query.k else np.inf
-            rows = rows[scores_P[rows] >= kth]
+            place = len(rows) - max(query.k, 1)
+            rows = rows[scores_P[rows] >= np.partition(scores_P[rows], place)[place]]
         rows = rows[np.argsort(-scores_P[rows], kind="stable")][: query.k]
         return [ScoredPage(self.page_ids[row], float(scores_P[row])) for row in rows]
 
