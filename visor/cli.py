@@ -55,6 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _ingest_arguments(parser: argparse.ArgumentParser) -> None:
+    from data.commands import format_arguments
+
     parser.epilog = (
         "exit status: 0 every document is in the corpus; 1 none is; 2 wrong use or unusable input; "
         "3 some are, and the output names those that failed, each with its reason"
@@ -65,10 +67,11 @@ def _ingest_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-pixels", type=int, help="cap on a page's pixels (default: 12845056)")
     parser.add_argument("--image-format", choices=["jpeg", "png"], default="jpeg", help="(default: jpeg)")
     parser.add_argument("--workers", type=int, help="processes (default: by cores and size of the job)")
+    format_arguments(parser)
 
 
 def _run_ingest(arguments: argparse.Namespace) -> int:
-    from data.corpus import ingest
+    from data.commands import ingest_function
 
     def progress(done: int, total: int, doc_id: str) -> None:
         """Rewrite one line on a terminal; about ten lines in all in a log."""
@@ -79,7 +82,7 @@ def _run_ingest(arguments: argparse.Namespace) -> int:
             print(f"{done}/{total} {doc_id}", flush=True, file=sys.stderr)
 
     options = {"max_pixels": arguments.max_pixels} if arguments.max_pixels is not None else {}
-    report = ingest(
+    report = ingest_function(arguments)(
         arguments.documents,
         arguments.output,
         dpi=arguments.dpi,
