@@ -116,23 +116,24 @@ def assign_ids(
     `known` maps the ids of a corpus to the files they came from: a file keeps the id it has there, and no
     other file takes that id unless it is among `replaceable` (its file is gone).
     """
-    id_of = {path: doc_id for doc_id, path in known.items()}
+    id_of = {(path, _names_file(doc_id, path)): doc_id for doc_id, path in known.items()}
     taken = {doc_id for doc_id in known if doc_id not in replaceable}
     sources = []
     for document in found:
         name, path = document[:2]
         pages = document.pages if isinstance(document, PageGroup) else ()
-        doc_id = id_of.get(str(path))
-        if doc_id is None or _names_file(doc_id, path) == bool(pages):
-            doc_id = _distinct(name, taken)
+        # A group is known by the image that was its first, which need not be the first now.
+        files = [page.path for page in pages] or [path]
+        earlier = (id_of.get((str(file), not pages)) for file in files)
+        doc_id = next(filter(None, earlier), None) or _distinct(name, taken)
         taken.add(doc_id)
         sources.append(Source(doc_id, path, pages))
     return sources
 
 
-def _names_file(doc_id: str, path: Path) -> bool:
+def _names_file(doc_id: str, path: str) -> bool:
     """Whether an id is that of a file, not of a group of page images that begins with the file."""
-    return PurePosixPath(doc_id).suffix.lower() == path.suffix.lower()
+    return PurePosixPath(doc_id).suffix.lower() == PurePosixPath(path).suffix.lower()
 
 
 def _distinct(name: str, taken: set[str]) -> str:
