@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Protocol
 
 from visor.types import Page, PageStore
 
@@ -35,6 +36,34 @@ def content_key(page: Page, reads: Literal["text", "image"], corpus: PageStore) 
         image = corpus.image(page.page_id)
         _add(digest, "pixels", str(image.size), image.tobytes())
     return digest.hexdigest()
+
+
+class MadeFor(Protocol):
+    """What every index manifest names."""
+
+    retriever: str
+    corpus: str
+    corpus_hash: str
+    page_count: int
+
+
+def check_corpus(path: Path, manifest: MadeFor, corpus: PageStore | None) -> None:
+    """ValueError, naming both, for a corpus or a state of it that an index was not made for; None: any."""
+    if corpus is None:
+        return
+    pages = corpus.pages()
+    if manifest.corpus_hash != corpus_hash(pages):
+        raise ValueError(
+            f"the index {path} was made for corpus {manifest.corpus!r} with {manifest.page_count} pages, "
+            f"which is not {corpus_name(corpus)!r} as it is now ({len(pages)} pages); "
+            f"{rebuild_hint(manifest, corpus)}"
+        )
+
+
+def rebuild_hint(manifest: MadeFor, corpus: PageStore | None, retriever: str | None = None) -> str:
+    """What to do about an index that is refused."""
+    name = getattr(corpus, "path", "CORPUS")
+    return f"rebuild it with `visor index {name} --retriever {retriever or manifest.retriever}`"
 
 
 def _add(digest, *parts: str | bytes) -> None:

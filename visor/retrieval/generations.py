@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
-from visor.retrieval.content import corpus_hash, corpus_name
+from visor.retrieval.content import check_corpus, rebuild_hint
 from visor.retrieval.disk import file_sha256
 from visor.retrieval.encoding import EncoderIdentity
 from visor.retrieval.selection import PageTable
@@ -146,11 +146,8 @@ def open_vectors(
     path = Path(path)
     for attempt in range(SWITCHES):
         manifest = read_vector_manifest(path)
-        if identity is not None and manifest.identity != identity:
-            raise ValueError(
-                f"the index {path} was made with {describe_difference(manifest.identity, identity)}; "
-                f"{rebuild_hint(manifest, corpus)}"
-            )
+        if identity is not None:
+            check_identity(path, manifest, identity, corpus)
         check_corpus(path, manifest, corpus)
         try:
             return VectorStore(path, manifest)
@@ -208,6 +205,17 @@ def verify_vectors(path: str | Path) -> list[str]:
     return problems
 
 
+def check_identity(
+    path: Path, manifest: VectorManifest, identity: EncoderIdentity, corpus: PageStore | None
+) -> None:
+    """ValueError, naming both, for an encoder that an index was not made with."""
+    if manifest.identity != identity:
+        raise ValueError(
+            f"the index {path} was made with {describe_difference(manifest.identity, identity)}; "
+            f"{rebuild_hint(manifest, corpus)}"
+        )
+
+
 def describe_difference(made_with: EncoderIdentity, asked: EncoderIdentity) -> str:
     """ "encoder 'X', not 'Y'", and what else tells the two apart."""
     before, after = made_with.model_dump(), asked.model_dump()
@@ -217,25 +225,6 @@ def describe_difference(made_with: EncoderIdentity, asked: EncoderIdentity) -> s
     if made_with.name == asked.name:
         return f"another version of encoder {asked.name!r} ({'; '.join(details)})"
     return f"encoder {made_with.name!r}, not {asked.name!r}" + (f" ({'; '.join(details)})" if details else "")
-
-
-def check_corpus(path: Path, manifest, corpus: PageStore | None) -> None:
-    """Refuse a corpus that an index was not made for; `manifest` names its corpus, hash and page count."""
-    if corpus is None:
-        return
-    pages = corpus.pages()
-    if manifest.corpus_hash != corpus_hash(pages):
-        raise ValueError(
-            f"the index {path} was made for corpus {manifest.corpus!r} with {manifest.page_count} pages, "
-            f"which is not {corpus_name(corpus)!r} as it is now ({len(pages)} pages); "
-            f"{rebuild_hint(manifest, corpus)}"
-        )
-
-
-def rebuild_hint(manifest, corpus: PageStore | None) -> str:
-    return (
-        f"rebuild it with `visor index {getattr(corpus, 'path', 'CORPUS')} --retriever {manifest.retriever}`"
-    )
 
 
 def _read_pages(path: Path, manifest: VectorManifest, record: ShardRecord) -> ShardPages:
