@@ -53,17 +53,22 @@ def rows_of_groups(
     *,
     max_length: int | None = None,
     scale_rewards: ScaleRewards = "group",
+    batch_rewards: Sequence[float | None] | None = None,
     mask_truncated_completions: bool = False,
 ) -> StepRows:
     """Rows of a step's groups, the trajectory's advantage on each of its rows.
 
-    Rows over `max_length` tokens are left out and counted. The advantage also goes into
+    Rows over `max_length` tokens are left out and counted. `batch_rewards` are those of the groups of all
+    processes, for `scale_rewards="batch"`; None = those of `groups`. The advantage also goes into
     `trajectory.meta["advantage"]`, so that it is recorded.
     """
     step = StepRows(groups=len(groups))
+    if batch_rewards is None:
+        batch_rewards = [reward for group in groups for reward in group.rewards]
     for group in groups:
         step.groups_dropped += is_degenerate(group.rewards)
-        for trajectory, advantage in zip(group.trajectories, group_advantages(group.rewards, scale_rewards)):
+        advantages = group_advantages(group.rewards, scale_rewards, batch_rewards)
+        for trajectory, advantage in zip(group.trajectories, advantages):
             trajectory.meta["advantage"] = advantage
             if advantage is None:
                 step.unscored += 1

@@ -142,6 +142,7 @@ class GrpoTrainer:
             self.build_rows,
             max_length=self.config.max_length,
             scale_rewards=self.config.scale_rewards,
+            batch_rewards=gather_object([r for group in groups for r in group.rewards]),
             mask_truncated_completions=self.config.mask_truncated_completions,
         )
         watch.lap("rows")
