@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 ScaleRewards = Literal["group", "batch", "none"]
+NoGradient = Literal["all_equal", "unscored", "too_few_scored"]
+"""Why a group has no gradient: its scored rewards are all equal, none is scored, or a single one is."""
+NO_GRADIENT: tuple[NoGradient, ...] = get_args(NoGradient)
 
 EQUAL_WITHIN = 1e-6
 """Rewards of a group closer together than this are equal: the residue of a sum is not a signal, and dividing
@@ -52,5 +55,14 @@ def _standard_deviation(values: Sequence[float]) -> float:
 
 def is_degenerate(rewards: Sequence[float | None]) -> bool:
     """True when the group has no gradient: fewer than two scored samples, or all of them equal."""
+    return without_gradient(rewards) is not None
+
+
+def without_gradient(rewards: Sequence[float | None]) -> NoGradient | None:
+    """Why a group has no gradient; None when it has one."""
     scored = [reward for reward in rewards if reward is not None]
-    return len(scored) < 2 or max(scored) - min(scored) < EQUAL_WITHIN
+    if not scored:
+        return "unscored"
+    if len(scored) == 1:
+        return "too_few_scored"
+    return "all_equal" if max(scored) - min(scored) < EQUAL_WITHIN else None

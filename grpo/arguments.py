@@ -89,6 +89,12 @@ class GrpoConfig(Config):
     scale_rewards: ScaleRewards = "group"
     """What a reward's distance to its group's mean is divided by: the standard deviation of the group, that
     of the step's rewards (batch), or nothing. true and false stand for group and none, as in TRL."""
+    filter_zero_std_groups: bool = False
+    """Leave groups without a gradient (all rewards equal, or fewer than two scored) out of the loss
+    altogether, its token mean and KL term included."""
+    max_resampling_rounds: int = Field(0, ge=0)
+    """Rounds in which further questions may be drawn for the groups that were left out, as many as are
+    missing; the step trains on fewer groups when they are spent."""
     mask_truncated_completions: bool = False
     """Leave trajectories with a reply cut at max_completion_length out of the loss; they stay in the group's
     statistics."""
@@ -179,6 +185,12 @@ class GrpoConfig(Config):
         if unknown:
             raise ValueError(f"unknown alarm {unknown[0]!r}; known: {', '.join(NAMES)}, or all")
         return names
+
+    @model_validator(mode="after")
+    def _resampling_has_a_filter(self) -> Self:
+        if self.max_resampling_rounds and not self.filter_zero_std_groups:
+            raise ValueError("max_resampling_rounds needs filter_zero_std_groups: else no group is left out")
+        return self
 
     @model_validator(mode="after")
     def _validation_is_consistent(self) -> Self:
