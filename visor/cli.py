@@ -144,8 +144,24 @@ def _on_runs(name: str, help_line: str) -> Command:
     )
 
 
+def _on_data(name: str, help_line: str) -> Command:
+    """The same for functions that stand in `data.commands`."""
+
+    def find(function: str) -> Callable:
+        from data import commands
+
+        return getattr(commands, function)
+
+    return Command(
+        help_line,
+        lambda parser: find(f"{name}_arguments")(parser),
+        lambda arguments: find(f"run_{name}")(arguments),
+    )
+
+
 COMMANDS: dict[str, Command] = {
     "ingest": Command("turn PDFs and images into a corpus", _ingest_arguments, _run_ingest),
+    "caption": _on_data("caption", "write a caption for each page with a vision model"),
     "index": Command("index a corpus for search", _index_arguments, _run_index),
     "search": Command("rank the pages of a corpus for a query", _search_arguments, _run_search),
     "ask": _on_runs("ask", "answer one question, showing each turn"),

@@ -172,18 +172,10 @@ def test_a_killed_slidevqa_ingest_continues(tmp_path):
     folder = tmp_path / "data"
     write_rows(folder / "test-0.parquet", [slide_row(n, f"deck_{n}", [1]) for n in range(12)])
     out = tmp_path / "corpus"
-    command = [
-        sys.executable,
-        "-m",
-        "visor.cli",
-        "ingest",
-        str(folder),
-        "-o",
-        str(out),
-        "--format",
-        "slidevqa",
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    command = [sys.executable, "-m", "visor.cli", "ingest", folder, "-o", out, "--format", "slidevqa"]
+    process = subprocess.Popen(
+        [*map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
     while not list(out.glob("sources/slidevqa/deck_3-*/deck.json")):
         assert process.poll() is None
         time.sleep(0.005)
@@ -500,10 +492,8 @@ def test_the_real_samples(cases, tmp_path, capsys):
         questions = load_questions(f"questions:{out / 'questions.jsonl'}", corpus, problems)
         assert problems == []
         for question in questions:
-            for page_id in question.gold_page_ids:
-                assert corpus.page(page_id).doc_id == question.tags.get(
-                    "_doc_id", question.tags.get("doc_id")
-                )
+            document = question.tags.get("_doc_id") or question.tags.get("doc_id")
+            assert {corpus.page(page_id).doc_id for page_id in question.gold_page_ids} <= {document}
         if name == "mmlongbench":
             answerable = [q for q in questions if q.tags["answerable"]]
             assert len(answerable) == 106
