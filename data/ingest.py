@@ -24,7 +24,7 @@ from data.corpus_files import (
     write_corpus,
 )
 from data.render import DEFAULT_DPI, DEFAULT_MAX_PIXELS, RenderedPages, RenderSettings
-from data.sources import Found, Source, assign_ids, find_sources
+from data.sources import Found, Layout, PageGroup, Source, assign_ids, find_sources
 from data.workers import Chunk, ChunkResult, render_chunks
 from visor.types import Page, make_page_id
 
@@ -81,21 +81,23 @@ def ingest(
     image_format: Literal["jpeg", "png"] = "jpeg",
     workers: int | None = None,
     progress: Progress | None = None,
+    layout: Layout = find_sources,
 ) -> IngestReport:
     """Bring the corpus in folder `out` up to date with the PDFs and images under `paths`.
 
     A document is rendered when it is new, changed, failed before, or was rendered with other settings. One
     whose file below `paths` is gone loses its pages; documents from elsewhere stay. The corpus is saved every
     20 seconds, so that a killed run continues where it was. `workers` counts processes: 1 = this one, None =
-    one for each core, or this one for a small job. Raises ValueError when `paths` hold no document, a path
-    does not exist, a setting is out of range, or another ingest works on `out`.
+    one for each core, or this one for a small job. `layout` finds the documents below `paths`. Raises
+    ValueError when `paths` hold no document, a path does not exist, a setting is out of range, or another
+    ingest works on `out`.
     """
     started = time.monotonic()
     settings = RenderSettings(dpi=dpi, max_pixels=max_pixels, image_format=image_format)
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     out = Path(out)
-    found = find_sources(paths, skip=out)
+    found = layout(paths, out)
     if not found:
         names = ", ".join(str(path) for path in paths)
         raise ValueError(f"no PDF or image found in {names or 'an empty list of paths'}")
@@ -108,7 +110,9 @@ def ingest(
 
 
 class _Ingest:
-    def __init__(self, out: Path, settings: RenderSettings, found: list[Found], roots: list[Path]):
+    def __init__(
+        self, out: Path, settings: RenderSettings, found: Sequence[Found | PageGroup], roots: list[Path]
+    ):
         self.out, self.settings = out, settings
         self.documents: dict[str, DocumentRecord] = {}
         self.pages: dict[str, Page] = {}
@@ -132,7 +136,7 @@ class _Ingest:
         todo = self._changed()
         write_corpus(self.out, self.documents, self.pages)
         if workers is None:
-            total = sum(source.path.stat().st_size for source, _ in todo)
+            total = sum(file.stat().st_size for source, _ in todo for file in _files(source))
             workers = 1 if total < SMALL_JOB_BYTES else min(os.cpu_count() or 1, len(todo))
         saved = time.monotonic()
         for done, record in enumerate(self._render(todo, workers), start=1):
@@ -154,9 +158,11 @@ class _Ingest:
         todo = []
         for doc_id, source in self.sources.items():
             try:
-                digest = file_sha256(source.path)
+                digest = _digest(source)
             except OSError as error:
-                self._fail(source, "", f"{source.path.name} cannot be read: {error.strerror}")
+                self._fail(
+                    source, "", f"{Path(error.filename or source.path).name} cannot be read: {error.strerror}"
+                )
                 continue
             record = self.documents.get(doc_id)
             files = [self.out / page.image for page in stored.get(doc_id, [])]
@@ -187,7 +193,7 @@ class _Ingest:
         for source, digest in todo:
             folder = self.out / IMAGES_FOLDER / folder_name(source.doc_id, digest, self.settings.recipe)
             folder.mkdir(exist_ok=True)
-            yield Chunk(source.doc_id, source.path, folder, self.settings)
+            yield Chunk(source.doc_id, source.path, folder, self.settings, pages=source.pages)
 
     def _finish(self, partial: _Partial, result: ChunkResult) -> DocumentRecord:
         source, folder = partial.source, result.chunk.folder
@@ -212,7 +218,7 @@ class _Ingest:
         self.documents[source.doc_id] = DocumentRecord(
             doc_id=source.doc_id,
             status="done",
-            page_count=rendered.page_count,
+            page_count=source.pages[-1].number if source.pages else rendered.page_count,
             notes=rendered.notes,
             sha256=partial.digest,
             recipe=self.settings.recipe,
@@ -271,6 +277,18 @@ class _Partial:
             pages=[page for chunk in chunks for page in chunk.pages],
             notes=[note for chunk in chunks for note in chunk.notes],
         )
+
+
+def _files(source: Source) -> list[Path]:
+    return [page.path for page in source.pages] or [source.path]
+
+
+def _digest(source: Source) -> str:
+    """Hash of a document: of its file, or of the numbers and files of its page images."""
+    if not source.pages:
+        return file_sha256(source.path)
+    parts = "".join(f"{number}:{file_sha256(path)}\n" for number, path in source.pages)
+    return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def folder_name(doc_id: str, digest: str, recipe: str) -> str:

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,7 @@ from data.images import (
     shrink_to,
     usable_size,
 )
+from data.sources import PageFile
 
 PDF_SUFFIX = ".pdf"
 POINTS_PER_INCH = 72
@@ -226,24 +228,63 @@ def _copy_images(path: Path, folder: Path, settings: RenderSettings, first: int,
     frames = count_frames(path)
     done = RenderedPages(page_count=frames)
     for number in range(first, min(first + count, frames + 1)):
-        image = load_page_image(path, frame=number - 1)
-        shrunk = shrink_to(image, settings.max_pixels)
-        if shrunk is not image:
-            size = "{} x {}".format(*image.size)
-            done.notes.append(f"page {number}: scaled down from {size} to stay within the pixel cap")
-            image = pad_to_usable(shrunk)
-        elif frames == 1 and is_plain(path):
-            done.pages.append(_keep(path, image, folder))
-            continue
-        done.pages.append(_store(image, "", folder, number, settings))
+        _copy_image(path, number - 1, number, folder, settings, done)
     return done
 
 
-def _keep(path: Path, image: Image.Image, folder: Path) -> RenderedPage:
+def _copy_image(
+    path: Path, frame: int, number: int, folder: Path, settings: RenderSettings, done: RenderedPages
+) -> None:
+    """Add a frame of an image file as page `number`. Raises ImageError when it cannot be used."""
+    image = load_page_image(path, frame=frame)
+    shrunk = shrink_to(image, settings.max_pixels)
+    if shrunk is not image:
+        size = "{} x {}".format(*image.size)
+        done.notes.append(f"page {number}: scaled down from {size} to stay within the pixel cap")
+        image = pad_to_usable(shrunk)
+    elif count_frames(path) == 1 and is_plain(path):
+        done.pages.append(_keep(path, image, folder, number))
+        return
+    done.pages.append(_store(image, "", folder, number, settings))
+
+
+def _keep(path: Path, image: Image.Image, folder: Path, number: int) -> RenderedPage:
     """Keep an image file byte for byte: encoding it again would only lose quality."""
-    target = folder / f"00001{path.suffix.lower()}"
+    target = folder / f"{number:05d}{path.suffix.lower()}"
     shutil.copyfile(path, target)
-    return RenderedPage(1, target.name, *image.size, "", _sync_and_hash(target))
+    return RenderedPage(number, target.name, *image.size, "", _sync_and_hash(target))
+
+
+def copy_page_files(
+    pages: Sequence[PageFile], folder: Path, settings: RenderSettings, first: int, count: int
+) -> RenderedPages:
+    """Make pages of the images `first` … `first + count − 1` (1-based positions) of a group.
+
+    `page_count` of the result counts the images. One that cannot be used is left out with a note, as a page
+    of a PDF is; page numbers that no image has are noted with the first images.
+    """
+    done = RenderedPages(page_count=len(pages))
+    if first == 1:
+        done.notes += _gaps([page.number for page in pages])
+    for number, path in pages[first - 1 : first - 1 + count]:
+        try:
+            if (frames := count_frames(path)) > 1:
+                done.notes.append(f"page {number}: {path.name} holds {frames} pictures, the first is taken")
+            _copy_image(path, 0, number, folder, settings, done)
+        except ImageError as error:
+            done.notes.append(f"page {number} left out: {error}")
+    return done
+
+
+def _gaps(numbers: Sequence[int]) -> list[str]:
+    """A note for the page numbers below the last that are not among `numbers` (ascending)."""
+    spans = []
+    for before, after in zip([0, *numbers], numbers):
+        if after - before == 2:
+            spans.append(str(before + 1))
+        elif after - before > 2:
+            spans.append(f"{before + 1}–{after - 1}")
+    return [f"there is no image of page {', '.join(spans)}"] if spans else []
 
 
 def _store(

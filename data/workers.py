@@ -17,7 +17,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data.render import DocumentError, RenderedPages, RenderSettings, render_document
+from data.render import DocumentError, RenderedPages, RenderSettings, copy_page_files, render_document
+from data.sources import PageFile
 
 CHUNK_PAGES = 16
 TASKS_PER_WORKER = 500
@@ -33,6 +34,8 @@ class Chunk:
     folder: Path
     settings: RenderSettings
     first: int = 1
+    pages: tuple[PageFile, ...] = ()
+    """The images of a document that is a group of them; `first` then counts these."""
 
     @staticmethod
     def chunks_of(page_count: int) -> int:
@@ -92,7 +95,8 @@ def render_chunks(chunks: Iterable[Chunk], workers: int) -> Iterator[ChunkResult
 
 def _render(chunk: Chunk) -> ChunkResult:
     try:
-        rendered = render_document(chunk.path, chunk.folder, chunk.settings, chunk.first, CHUNK_PAGES)
+        span = (chunk.folder, chunk.settings, chunk.first, CHUNK_PAGES)
+        rendered = copy_page_files(chunk.pages, *span) if chunk.pages else render_document(chunk.path, *span)
         return ChunkResult(chunk, rendered)
     except DocumentError as error:
         return ChunkResult(chunk, None, str(error))

@@ -55,6 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _ingest_arguments(parser: argparse.ArgumentParser) -> None:
+    from data.commands import format_arguments
+
     parser.epilog = (
         "exit status: 0 every document is in the corpus; 1 none is; 2 wrong use or unusable input; "
         "3 some are, and the output names those that failed, each with its reason"
@@ -65,10 +67,11 @@ def _ingest_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-pixels", type=int, help="cap on a page's pixels (default: 12845056)")
     parser.add_argument("--image-format", choices=["jpeg", "png"], default="jpeg", help="(default: jpeg)")
     parser.add_argument("--workers", type=int, help="processes (default: by cores and size of the job)")
+    format_arguments(parser)
 
 
 def _run_ingest(arguments: argparse.Namespace) -> int:
-    from data.corpus import ingest
+    from data.commands import ingest_function
 
     def progress(done: int, total: int, doc_id: str) -> None:
         """Rewrite one line on a terminal; about ten lines in all in a log."""
@@ -79,7 +82,7 @@ def _run_ingest(arguments: argparse.Namespace) -> int:
             print(f"{done}/{total} {doc_id}", flush=True, file=sys.stderr)
 
     options = {"max_pixels": arguments.max_pixels} if arguments.max_pixels is not None else {}
-    report = ingest(
+    report = ingest_function(arguments)(
         arguments.documents,
         arguments.output,
         dpi=arguments.dpi,
@@ -98,47 +101,29 @@ def _run_ingest(arguments: argparse.Namespace) -> int:
 
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("corpus", metavar="CORPUS")
-    parser.add_argument("--retriever", default="bm25", help="kind of index (default: bm25)")
-    parser.add_argument(
-        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
-    )
+    from visor.retrieval.commands import index_arguments
+
+    index_arguments(parser)
 
 
 def _run_index(arguments: argparse.Namespace) -> int:
     from data.corpus import Corpus
-    from visor.retrieval.index import build_index, default_index_path
+    from visor.retrieval.commands import run_index
 
-    path = arguments.index or default_index_path(arguments.corpus, arguments.retriever)
-    manifest = build_index(Corpus.open(arguments.corpus), path, arguments.retriever)
-    print(f"{manifest.page_count} pages indexed with {manifest.retriever} in {path}")
-    return EXIT_OK
+    return run_index(arguments, Corpus.open)
 
 
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("corpus", metavar="CORPUS")
-    parser.add_argument("query")
-    parser.add_argument("-k", type=int, default=5, help="number of pages (default: 5)")
-    parser.add_argument("--retriever", default="bm25", help="kind of index (default: bm25)")
-    parser.add_argument(
-        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
-    )
+    from visor.retrieval.commands import search_arguments
+
+    search_arguments(parser)
 
 
 def _run_search(arguments: argparse.Namespace) -> int:
     from data.corpus import Corpus
-    from visor.retrieval.index import default_index_path, open_index
-    from visor.retrieval.snippet import snippet
+    from visor.retrieval.commands import run_search
 
-    corpus = Corpus.open(arguments.corpus)
-    path = arguments.index or default_index_path(arguments.corpus, arguments.retriever)
-    hits = open_index(path, corpus, arguments.retriever).search(arguments.query, arguments.k)
-    for position, hit in enumerate(hits, start=1):
-        text = snippet(corpus.page(hit.page_id).text, arguments.query)
-        print(f"{position:3d}  {hit.score:8.3f}  {hit.page_id}  {text}")
-    if not hits:
-        print("no page matches", file=sys.stderr)
-    return EXIT_OK
+    return run_search(arguments, Corpus.open)
 
 
 # ---------------------------------------------------------------- runs
