@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from visor.types import Search, Trajectory
@@ -52,17 +51,3 @@ def retrieval_reward(delta: int | None) -> float:
     if delta < 2:
         return VERIFIED if delta else UNVERIFIED
     return PER_EXTRA_SEARCH * delta
-
-
-def ndcg(page_ids: Sequence[str], gold_page_ids: Iterable[str]) -> float | None:
-    """Normalised discounted cumulative gain with binary relevance, 0 to 1 (Järvelin & Kekäläinen, 2002).
-
-    The gain of the gold page at rank i (from 1) is 1 / log2(i + 1), and the best is to have all gold pages
-    first. A page counts at its first rank only and gold pages are a set; None without gold pages.
-    """
-    gold = set(gold_page_ids)
-    if not gold:
-        return None
-    shown = dict.fromkeys(page_ids)
-    gained = math.fsum(1 / math.log2(rank + 1) for rank, page in enumerate(shown, start=1) if page in gold)
-    return gained / math.fsum(1 / math.log2(rank + 1) for rank in range(1, len(gold) + 1))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from rewards.combine import Judgement, answer_to_judge, judged_correct, unscored_reason
 from rewards.format import is_well_formed
 from rewards.judge import Judge
-from rewards.retrieval import ndcg, retrieval_outcome
+from rewards.retrieval import retrieval_outcome
+from visor.retrieval.quality import ndcg
 from visor.types import Question, RewardBreakdown, Trajectory
 
 WEIGHTS = {"judge": 0.7, "format": 0.1, "ndcg": 0.2}
@@ -37,7 +40,7 @@ def vrag_reward(trajectory: Trajectory, question: Question, judgement: Judgement
         verdict=judged_correct(trajectory, judgement),
         unscored_reason=unscored_reason(trajectory, question, judgement),
     )
-    gain = ndcg(trajectory.shown_page_ids, question.gold_page_ids)
+    gain = shown_ndcg(trajectory.shown_page_ids, question.gold_page_ids)
     if breakdown.unscored_reason or gain is None:
         return breakdown
     breakdown.parts = {
@@ -47,3 +50,8 @@ def vrag_reward(trajectory: Trajectory, question: Question, judgement: Judgement
     }
     breakdown.total = sum(WEIGHTS[name] * value for name, value in breakdown.parts.items())
     return breakdown
+
+
+def shown_ndcg(page_ids: Sequence[str], gold_page_ids: Collection[str]) -> float | None:
+    """NDCG of all pages in the order they were shown, against all gold pages; None without gold pages."""
+    return ndcg(page_ids, gold_page_ids, k=max(1, len(page_ids), len(gold_page_ids)))

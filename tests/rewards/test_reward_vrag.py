@@ -9,8 +9,7 @@ from reward_helpers import case_file, fault, question, trajectory, turn
 
 from rewards import REWARDS, get_reward
 from rewards.judge import RuleJudge, Verdict
-from rewards.retrieval import ndcg
-from rewards.vrag import vrag_ascore
+from rewards.vrag import shown_ndcg, vrag_ascore
 from visor.types import Search, StopReason
 
 
@@ -92,7 +91,7 @@ def test_a_trajectory_of_another_question_is_refused():
 
 def test_case_f4():
     for case in json.loads(case_file("ndcg_cases.json").read_text(encoding="utf-8")):
-        found = ndcg(case["retrieved"], case["gold"])
+        found = shown_ndcg(case["retrieved"], case["gold"])
         if isinstance(case["right"], float):
             assert found == pytest.approx(case["right"], abs=5e-5)
         else:
