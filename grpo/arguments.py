@@ -10,6 +10,7 @@ from grpo.advantage import ScaleRewards
 from grpo.alarms import NAMES, AlarmsConfig
 from grpo.figures import FIGURES, LOWER_IS_BETTER
 from grpo.loss import ImportanceSamplingLevel, LossSettings, LossType
+from rollout.build import JudgeOptions
 from visor.config import Config
 from visor.env.config import EpisodeConfig
 
@@ -45,6 +46,7 @@ class GrpoConfig(Config):
     episode: EpisodeConfig = EpisodeConfig()
     judge: str = "rule"
     """rule, or the spec of a model that judges answers, as in evaluation."""
+    judge_options: JudgeOptions = JudgeOptions()
     reward: str = "visor"
     """Name of the reward, one of `rewards.REWARDS`."""
 

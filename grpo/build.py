@@ -234,7 +234,8 @@ def _engine(
     retriever = open_index(path, corpus, config.retriever)
     prompts = load_prompts(config.episode.prompts)
     system = VisorSystem(client, retriever, corpus, config.episode, prompts, sampling)
-    return RolloutEngine(system, make_judge(config.judge, images), reward, config.max_concurrency)
+    judge = make_judge(config.judge, images, config.judge_options)
+    return RolloutEngine(system, judge, reward, config.max_concurrency)
 
 
 def _validation_data(

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator
 
 from data.corpus import Corpus
 from rewards.judge import Judge, ModelJudge, RuleJudge
+from rewards.judge_cache import JudgeCache
 from rollout.fingerprints import (
     checkpoint_fingerprint,
     code_fingerprint,
@@ -222,6 +223,48 @@ def agent_manifest(
     )
 
 
-def make_judge(name: str, images: ImageSource | None = None) -> Judge:
+class JudgeOptions(Config):
+    """How a model is asked as the judge; without effect on the rule judge."""
+
+    cache: str | None = None
+    """JSON-lines file of verdicts, shared by runs and processes; null: none are kept."""
+    honesty: Literal["rule", "model"] = "rule"
+    """Who says whether an answer after incomplete retrieval is honest: the list of phrases, or the model."""
+    prompts: str | None = None
+    """YAML file of judge prompts; null: the shipped ones."""
+    attempts: int = Field(3, ge=1)
+    """Replies without a verdict until the judge counts as failed."""
+    max_concurrency: int = Field(32, ge=1)
+    """Calls at once, of each process."""
+    max_tokens: int = Field(1024, ge=1)
+    """Of a reply."""
+    timeout: float = Field(600.0, gt=0)
+    """Seconds an endpoint may take for one reply."""
+    max_retries: int = Field(5, ge=0)
+    """Of a call that an endpoint fails to answer (connection, time-out, 408, 409, 429, 5xx), with growing
+    waits; other refusals are final."""
+
+
+def make_judge(name: str, images: ImageSource | None = None, options: JudgeOptions | None = None) -> Judge:
     """The judge of a name: `rule`, or a model spec, whose model is asked (`images`: for its client)."""
-    return RuleJudge() if name == "rule" else ModelJudge(make_client(name, images=images))
+    if name == "rule":
+        return RuleJudge()
+    options = options or JudgeOptions()
+    client = make_client(name, images=images, timeout=options.timeout, max_retries=options.max_retries)
+    return ModelJudge(
+        client,
+        prompts=Path(options.prompts) if options.prompts else None,
+        honesty=options.honesty,
+        attempts=options.attempts,
+        max_tokens=options.max_tokens,
+        max_concurrency=options.max_concurrency,
+        cache=JudgeCache(options.cache) if options.cache else None,
+        identity=_judge_identity(name) if options.cache else None,
+    )
+
+
+def _judge_identity(spec: str) -> str:
+    """Which model judges, for the cache: a local one by its files, one at an endpoint by its name there, on
+    whichever host it is served."""
+    described = describe_model(spec)
+    return f"{described['kind']}:{described.get('name') or described['fingerprint']}"
