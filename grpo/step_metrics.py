@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from accelerate.utils import gather_object
 
+from grpo.advantage import NO_GRADIENT
 from grpo.batch import StepRows
 from grpo.figures import SHARES
+from grpo.sampling import StepGroups
 from grpo.update import UpdateReport
 from rollout.metrics import headline
 from rollout.results import ResultRow
@@ -41,10 +43,13 @@ def update_metrics(report: UpdateReport, has_reference: bool) -> dict:
 
 
 def row_metrics(rows: StepRows) -> dict:
-    """Counts over all processes; see `StepRows`. turns_cut: replies left out of rows over `max_length`."""
+    """Counts over all processes; see `StepRows`. groups_dropped: groups without a gradient, and under
+    groups_all_equal, groups_unscored and groups_too_few_scored those of each reason. turns_cut: replies left
+    out of rows over `max_length`."""
     local = {
         "groups": rows.groups,
         "groups_dropped": rows.groups_dropped,
+        **{f"groups_{reason}": rows.dropped[reason] for reason in NO_GRADIENT},
         "unscored": rows.unscored,
         "rowless": rows.rowless,
         "rows_over_length": rows.rows_over_length,
@@ -53,6 +58,11 @@ def row_metrics(rows: StepRows) -> dict:
     }
     everyone = gather_object([local])
     return {name: sum(part[name] for part in everyone) for name in local}
+
+
+def sampling_metrics(sampled: StepGroups) -> dict:
+    """resampling_rounds, and groups_missing: groups short of questions_per_step when they were spent."""
+    return {"resampling_rounds": sampled.rounds, "groups_missing": sampled.missing}
 
 
 def summary(metrics: dict, max_steps: int) -> str:

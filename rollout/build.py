@@ -13,6 +13,7 @@ from pydantic import Field, field_validator
 
 from data.corpus import Corpus
 from rewards.judge import Judge, ModelJudge, RuleJudge
+from rewards.judge_cache import JudgeCache
 from rollout.fingerprints import (
     checkpoint_fingerprint,
     code_fingerprint,
@@ -28,7 +29,7 @@ from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
 from visor.models.loading import make_client, parse_model_spec
 from visor.retrieval.base import Retriever
-from visor.retrieval.index import default_index_path, open_index
+from visor.retrieval.index import index_path, open_index
 from visor.systems.visor import EvidencePolicyFactory, VisorSystem
 from visor.taec.config import TaecConfig
 from visor.taec.policy import make_evidence_policy, switched
@@ -50,7 +51,9 @@ class AgentConfig(Config):
     corpus: str
     """Corpus folder."""
     index: str | None = None
-    """Index folder of that corpus; null = CORPUS/index/bm25."""
+    """Index folder of that corpus; null = CORPUS/index/RETRIEVER."""
+    retriever: str | None = None
+    """bm25, dense, colqwen or hybrid:FIRST+SECOND; null = bm25, or the one that made `index`."""
     taec: str = "off"
     """The TAEC layer: on, off, or the operators to turn on alone (A, M, AM)."""
     taec_config: TaecConfig = Field(default_factory=TaecConfig)
@@ -89,7 +92,7 @@ class AgentConfig(Config):
 
     @property
     def index_path(self) -> Path:
-        return Path(self.index) if self.index else default_index_path(self.corpus)
+        return index_path(self.corpus, self.index, self.retriever)
 
 
 @dataclass
@@ -109,7 +112,7 @@ def build_agent(config: AgentConfig, client: PolicyClient | None = None) -> Agen
     """
     corpus = Corpus.open(config.corpus)
     corpus.check_images()
-    retriever = open_index(config.index_path, corpus)
+    retriever = open_index(config.index_path, corpus, config.retriever)
     if client is None:
         client = build_client(config, corpus)
     system = VisorSystem(
@@ -220,6 +223,48 @@ def agent_manifest(
     )
 
 
-def make_judge(name: str, images: ImageSource | None = None) -> Judge:
+class JudgeOptions(Config):
+    """How a model is asked as the judge; without effect on the rule judge."""
+
+    cache: str | None = None
+    """JSON-lines file of verdicts, shared by runs and processes; null: none are kept."""
+    honesty: Literal["rule", "model"] = "rule"
+    """Who says whether an answer after incomplete retrieval is honest: the list of phrases, or the model."""
+    prompts: str | None = None
+    """YAML file of judge prompts; null: the shipped ones."""
+    attempts: int = Field(3, ge=1)
+    """Replies without a verdict until the judge counts as failed."""
+    max_concurrency: int = Field(32, ge=1)
+    """Calls at once, of each process."""
+    max_tokens: int = Field(1024, ge=1)
+    """Of a reply."""
+    timeout: float = Field(600.0, gt=0)
+    """Seconds an endpoint may take for one reply."""
+    max_retries: int = Field(5, ge=0)
+    """Of a call that an endpoint fails to answer (connection, time-out, 408, 409, 429, 5xx), with growing
+    waits; other refusals are final."""
+
+
+def make_judge(name: str, images: ImageSource | None = None, options: JudgeOptions | None = None) -> Judge:
     """The judge of a name: `rule`, or a model spec, whose model is asked (`images`: for its client)."""
-    return RuleJudge() if name == "rule" else ModelJudge(make_client(name, images=images))
+    if name == "rule":
+        return RuleJudge()
+    options = options or JudgeOptions()
+    client = make_client(name, images=images, timeout=options.timeout, max_retries=options.max_retries)
+    return ModelJudge(
+        client,
+        prompts=Path(options.prompts) if options.prompts else None,
+        honesty=options.honesty,
+        attempts=options.attempts,
+        max_tokens=options.max_tokens,
+        max_concurrency=options.max_concurrency,
+        cache=JudgeCache(options.cache) if options.cache else None,
+        identity=_judge_identity(name) if options.cache else None,
+    )
+
+
+def _judge_identity(spec: str) -> str:
+    """Which model judges, for the cache: a local one by its files, one at an endpoint by its name there, on
+    whichever host it is served."""
+    described = describe_model(spec)
+    return f"{described['kind']}:{described.get('name') or described['fingerprint']}"

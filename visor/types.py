@@ -296,6 +296,8 @@ class RewardBreakdown(Record):
     """The judge's verdict on the answer, asked whenever there is one; None = not asked or no verdict."""
     honest: bool | None = None
     """For incomplete retrieval: the answer says that the information is missing."""
+    parts: dict[str, float] = {}
+    """Parts of a reward other than VISOR's, by name, before they are weighted."""
     unscored_reason: str = ""
 
 
