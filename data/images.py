@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visor.models.smart_resize import FACTOR, MAX_RATIO
@@ -123,6 +122,8 @@ def _decode(path: Path, frame: int) -> Image.Image:
 
 def _scale_deep_grey(image: Image.Image) -> Image.Image:
     """16-bit, 32-bit or float grey → 8 bits, the whole range kept."""
+    import numpy as np  # slow to load, and few images need it
+
     values = np.asarray(image, dtype=np.float64)
     values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())
