@@ -16,8 +16,9 @@ from typing import BinaryIO, Self
 
 from pydantic import ValidationError
 
-from data.corpus_files import CaptionsState, atomic_file, file_sha256, read_corpus, write_corpus
-from data.ingest import _only_one as corpus_lock
+from data.corpus_files import CaptionsState, read_corpus, write_corpus
+from data.corpus_writer import only_one
+from data.files import atomic_file, file_sha256
 from visor.types import Page, Record
 
 CAPTIONS_FILE = "captions.jsonl"
@@ -144,7 +145,7 @@ def merge(folder: Path, file: CaptionFile, recipe: CaptionRecipe) -> CaptionsSta
     The pages are read again under the corpus's lock, so that an ingest of the meantime is kept. Raises
     ValueError while an ingest works on the corpus.
     """
-    with corpus_lock(folder):
+    with only_one(folder):
         documents, pages = read_corpus(folder)
         captions = {page_id: line.caption for page_id, line in file.usable([*pages.values()], recipe).items()}
         pages = {

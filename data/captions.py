@@ -13,7 +13,7 @@ import yaml
 
 from data.caption_file import CaptionFile, CaptionLine, CaptionRecipe, merge
 from data.corpus import Corpus
-from data.render import clean_text
+from data.pdf import clean_text
 from visor.env.crop import ImageCutter
 from visor.models.base import PolicyClient, Request, Sampling
 from visor.models.loading import make_client

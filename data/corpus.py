@@ -8,11 +8,12 @@ from pathlib import Path
 from PIL import Image
 
 from data.corpus_files import CaptionsState, DocumentRecord, read_captions_state, read_corpus
-from data.ingest import IngestReport, ingest
+from data.ingest import ingest, remove_documents
+from data.ingest_report import IngestReport
 from data.sources import normalise_id
 from visor.types import Page
 
-__all__ = ["Corpus", "DocumentRecord", "IngestReport", "ingest"]
+__all__ = ["Corpus", "DocumentRecord", "IngestReport", "ingest", "remove_documents"]
 
 
 class Corpus:

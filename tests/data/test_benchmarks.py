@@ -463,7 +463,7 @@ def test_page_images_by_the_command(tmp_path, capsys):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(png(number))
     assert run(tmp_path / "pages", "-o", tmp_path / "corpus", "--format", "page-images") == 0
-    assert "there is no image of page 3–9" in capsys.readouterr().out
+    assert "pages 3-9: there is no image of it" in capsys.readouterr().out
     pages = [page.page_id for page in Corpus.open(tmp_path / "corpus").pages()]
     assert pages == ["name#page=1", "name#page=2", "name#page=10"]
     assert not (tmp_path / "corpus" / "questions.jsonl").exists()

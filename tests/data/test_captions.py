@@ -18,7 +18,7 @@ from PIL import Image
 from data.caption_file import CAPTIONS_FILE, CaptionFile
 from data.captions import PROMPT_FILE, caption_corpus, clean_caption
 from data.corpus import Corpus, ingest
-from data.corpus_files import file_sha256
+from data.files import file_sha256
 from rollout.fingerprints import corpus_fingerprints
 from visor.cli import main
 from visor.models.smart_resize import smart_resize

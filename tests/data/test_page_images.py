@@ -100,8 +100,8 @@ def test_ingest_of_groups(tmp_path):
 
     report = bring_up_to_date()
     assert report.new == ["deck", "other"]
-    assert any("deck: there is no image of page 21–24" in note for note in report.notes)
-    assert any("deck: page 7 left out: deck_7.png" in note for note in report.notes)
+    assert any("deck: pages 21-24: there is no image of it" in note for note in report.notes)
+    assert any("deck: page 7: left out: deck_7.png" in note for note in report.notes)
     corpus = Corpus.open(out)
     numbers = [page.page_number for page in corpus.pages() if page.doc_id == "deck"]
     assert numbers == [*range(1, 7), *range(8, 21), 25, 26]
