@@ -28,7 +28,7 @@ def draw(path, texts):
 def run(client, tmp_path, format_name, source, benchmark):
     """Prepare a benchmark, index it and evaluate a client on `benchmark`; metrics and result rows by id."""
     corpus = tmp_path / "corpus"
-    assert ingest_as(format_name)([source], corpus, dpi=40).ok
+    assert ingest_as(format_name)([source], corpus, dpi=40, ocr="off").ok
     opened = Corpus.open(corpus)
     if any(page.text for page in opened.pages()):
         build_index(opened, default_index_path(corpus))
@@ -92,7 +92,7 @@ def test_page_images_of_a_pdf_that_the_questions_name(client, tmp_path):
     from data.caption_file import CaptionFile, CaptionLine, merge
 
     corpus = tmp_path / "corpus"
-    assert ingest_as("vidoseek")([source], corpus).ok
+    assert ingest_as("vidoseek")([source], corpus, ocr="off").ok
     with CaptionFile(corpus) as file:
         for page in Corpus.open(corpus).pages():
             caption = "an apple" if page.page_id == "paper#page=2" else "a pear"
