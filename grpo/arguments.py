@@ -33,7 +33,7 @@ class GrpoConfig(Config):
     corpus: str
     """Corpus folder."""
     index: str | None = None
-    """Index folder of that corpus; null = CORPUS/index/bm25."""
+    """Index folder of that corpus, or the address of a service; null = CORPUS/index/bm25."""
     questions: str
     """Training questions as `reader:PATH`, for example `questions:train.jsonl`; each needs gold pages."""
     drop_questions_without_gold: bool = False

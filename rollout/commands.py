@@ -19,7 +19,9 @@ def ask_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question")
     parser.add_argument("--model", help="hf:PATH, vllm:PATH, openai:NAME@URL or script:FILE")
     parser.add_argument("--checkpoint", metavar="PATH", help="short for --model hf:PATH")
-    parser.add_argument("--index", metavar="PATH", help="folder of the index (default: CORPUS/index/bm25)")
+    parser.add_argument(
+        "--index", metavar="PATH", help="index folder or http://HOST:PORT (default: CORPUS/index/bm25)"
+    )
     parser.add_argument("--taec", help="TAEC layer: on, off, or operators such as A (default: off)")
     parser.add_argument("--temperature", help="0 = greedy (default: 0.1)")
     parser.add_argument("--prompts", help="prompt set: visor, tiny or a YAML file (default: visor)")

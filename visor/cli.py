@@ -119,26 +119,44 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("corpus", metavar="CORPUS")
     parser.add_argument("query")
     parser.add_argument("-k", type=int, default=5, help="number of pages (default: 5)")
-    parser.add_argument("--retriever", default="bm25", help="kind of index (default: bm25)")
+    parser.add_argument("--retriever", help="kind of index (default: bm25, or what the service has)")
     parser.add_argument(
-        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
+        "--index", metavar="PATH", help="index folder or http://HOST:PORT (default: CORPUS/index/RETRIEVER)"
     )
 
 
 def _run_search(arguments: argparse.Namespace) -> int:
     from data.corpus import Corpus
-    from visor.retrieval.index import default_index_path, open_index
+    from visor.retrieval.index import DEFAULT_RETRIEVER, default_index_path, open_index
+    from visor.retrieval.opening import is_remote
     from visor.retrieval.snippet import snippet
 
     corpus = Corpus.open(arguments.corpus)
-    path = arguments.index or default_index_path(arguments.corpus, arguments.retriever)
-    hits = open_index(path, corpus, arguments.retriever).search(arguments.query, arguments.k)
+    retriever = arguments.retriever or (None if is_remote(arguments.index) else DEFAULT_RETRIEVER)
+    path = arguments.index or default_index_path(arguments.corpus, retriever or DEFAULT_RETRIEVER)
+    hits = open_index(path, corpus, retriever).search(arguments.query, arguments.k)
     for position, hit in enumerate(hits, start=1):
         text = snippet(corpus.page(hit.page_id).text, arguments.query)
         print(f"{position:3d}  {hit.score:8.3f}  {hit.page_id}  {text}")
     if not hits:
         print("no page matches", file=sys.stderr)
     return EXIT_OK
+
+
+# ---------------------------------------------------------------- serve
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    from visor.retrieval.service.command import serve_arguments
+
+    serve_arguments(parser)
+
+
+def _run_serve(arguments: argparse.Namespace) -> int:
+    from data.corpus import Corpus
+    from visor.retrieval.service.command import run_serve
+
+    return run_serve(arguments, Corpus.open(arguments.corpus))
 
 
 # ---------------------------------------------------------------- runs
@@ -163,6 +181,7 @@ COMMANDS: dict[str, Command] = {
     "ingest": Command("turn PDFs and images into a corpus", _ingest_arguments, _run_ingest),
     "index": Command("index a corpus for search", _index_arguments, _run_index),
     "search": Command("rank the pages of a corpus for a query", _search_arguments, _run_search),
+    "serve": Command("answer searches over HTTP", _serve_arguments, _run_serve),
     "ask": _on_runs("ask", "answer one question, showing each turn"),
     "report": _on_runs("report", "write the HTML report of a run"),
     "compare": _on_runs("compare", "compare runs question by question"),

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from visor.retrieval.base import Retriever
+from visor.retrieval.opening import is_remote, open_remote
 from visor.types import SCHEMA_VERSION, Page, PageStore, Record
 
 MANIFEST_FILE = "manifest.json"
@@ -118,11 +119,13 @@ def build_index(corpus: PageStore, path: str | Path, retriever: str = DEFAULT_RE
 
 
 def open_index(path: str | Path, corpus: PageStore, retriever: str | None = None) -> Retriever:
-    """Open the index in `path` for a corpus.
+    """Open the index in `path`, a folder or the address of a service, for a corpus.
 
     Raises ValueError, saying which is which and to rebuild, when there is no index, or when it was made for
     another corpus or state of it, by another retriever than `retriever` (None: any), or with other settings.
     """
+    if is_remote(path):
+        return open_remote(str(path), corpus, retriever)
     path = Path(path)
     manifest = read_manifest(path)
     rebuild = f"rebuild it with `visor index {getattr(corpus, 'path', 'CORPUS')}`"
