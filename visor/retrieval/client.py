@@ -53,11 +53,11 @@ class RetrievalClient:
     ):
         """Connect.
 
-        `pages`: the local corpus, which must be the service's; a peer's server needs it. `expect_fingerprint`:
-        what the service must have (`BEHAVIOUR-IDENTITY` or the behaviour alone); None takes what is there now.
-        `timeout`: seconds of one try. `budget`: seconds of a search with all its tries and waits;
-        `connect_budget`: of this first exchange. Raises RetrievalError, ValueError for a URL that is none and
-        for another corpus or fingerprint.
+        `pages`: the local corpus, which must be the service's; a peer's server needs it.
+        `expect_fingerprint`: what the service must have (`BEHAVIOUR-IDENTITY` or the behaviour alone); None
+        takes what is there now. `timeout`: seconds of one try. `budget`: seconds of a search with all its
+        tries and waits; `connect_budget`: of this first exchange. Raises RetrievalError, and ValueError for a
+        URL that is none and for another corpus or fingerprint.
         """
         self.url = url
         address = url.removeprefix(PEER_PREFIX)
@@ -69,9 +69,7 @@ class RetrievalClient:
         try:
             if url.startswith(PEER_PREFIX):
                 if pages is None:
-                    raise ValueError(
-                        f"{url}: a peer's server names images; the corpus is needed to know them"
-                    )
+                    raise ValueError(f"{url}: a peer's server names images; knowing them takes the corpus")
                 self._protocol: WireProtocol = PeerProtocol(self._session, pages, connect_budget)
             else:
                 service = ServiceProtocol(self._session, connect_budget)
@@ -116,8 +114,8 @@ class RetrievalClient:
         for hit in (hit for hits in ranked for hit in hits):
             if hit.page_id not in self._page_ids:
                 raise RetrievalError(
-                    f"the search service {self.url} returned the page {hit.page_id!r}, which the local corpus "
-                    "does not hold: it serves another corpus"
+                    f"the search service {self.url} returned the page {hit.page_id!r}, which the local "
+                    "corpus does not hold: it serves another corpus"
                 )
 
     def _check_fingerprint(self, expected: str | None) -> None:
@@ -176,7 +174,7 @@ class ServiceProtocol:
         except RetrievalError as error:
             if error.status == 409:
                 raise RetrievalError(
-                    f"the index behind {self._session.url} has changed: {error}", 409
+                    f"the index behind {self._session.url} has changed since the connection: {error}", 409
                 ) from None
             raise
         reply = _json(self._session, response)

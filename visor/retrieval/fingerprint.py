@@ -35,7 +35,7 @@ PROBE_QUERIES = (
 """Ours; fixed for good, because every stored retriever fingerprint depends on them."""
 PROBE_PAGES = 5
 DIGITS = 16
-VOLATILE = frozenset({"files", "generation", "corpus", "path", "created"})
+VOLATILE = frozenset({"files", "shards", "generation", "corpus", "path", "created"})
 """Fields of a manifest that differ between two builds of the same index: where its files are, and names."""
 CANARY_TOLERANCE = {"float32": 1e-3}
 REDUCED_PRECISION_TOLERANCE = 5e-2
@@ -74,16 +74,15 @@ def identity_fingerprint(manifest: Mapping[str, Any], libraries: Mapping[str, st
     The manifest holds the retriever with its settings, the corpus's hash and, for vectors, the encoder with
     the hashes of its weights and processor. Building the same index again, or moving it, changes nothing.
     """
-    stable = {name: value for name, value in manifest.items() if name not in VOLATILE}
-    content = {"manifest": stable, "libraries": dict(libraries or {})}
+    content = {"manifest": _stable(manifest), "libraries": dict(libraries or {})}
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def take_fingerprint(retriever: Retriever, manifest: Mapping[str, Any]) -> Fingerprint:
     """Both parts of a retriever opened from the index with this manifest."""
-    libraries = getattr(retriever, "libraries", dict)()
-    return Fingerprint(retriever_fingerprint(retriever), identity_fingerprint(manifest, libraries))
+    identity = identity_fingerprint(manifest, _libraries(retriever))
+    return Fingerprint(retriever_fingerprint(retriever), identity)
 
 
 def check_canaries(retriever: BatchRetriever) -> None:
@@ -115,6 +114,23 @@ def encoders_of(retriever: object) -> Iterator[Encoder]:
         yield encoder
     for part in getattr(retriever, "parts", ()):
         yield from encoders_of(part)
+
+
+def _stable(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    stable = {name: value for name, value in manifest.items() if name not in VOLATILE}
+    if "parts" in stable:
+        stable["parts"] = [_stable(part) for part in stable["parts"]]
+    return stable
+
+
+def _libraries(retriever: object) -> dict[str, str]:
+    """Versions that serve now; the manifest has those that built."""
+    versions: dict[str, str] = getattr(retriever, "libraries", dict)()
+    for encoder in encoders_of(retriever):
+        versions |= encoder.libraries()
+    for part in getattr(retriever, "parts", ()):
+        versions |= _libraries(part)
+    return versions
 
 
 def _check_encoder(encoder: Encoder) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from visor.types import PageStore
 
@@ -28,6 +28,21 @@ def index_location(index: str | None, default: Path) -> str | Path:
 def resolved(location: str | Path) -> str:
     """The location written so that it holds from any working folder."""
     return str(location) if is_remote(location) else str(Path(location).resolve())
+
+
+def describe_index(path: str | Path, retriever: str) -> dict[str, Any]:
+    """The manifest of an index folder as a mapping; of a hybrid, those of its two indexes as `parts`.
+
+    Raises ValueError when there is none.
+    """
+    from visor.retrieval.index import read_manifest
+
+    if not retriever.startswith("hybrid"):
+        return read_manifest(path).model_dump(mode="json")
+    names = (retriever.partition(":")[2] or "bm25+dense").split("+")
+    parts = [read_manifest(Path(path) / name).model_dump(mode="json") for name in names]
+    shared = {name: parts[0][name] for name in ("corpus", "corpus_hash", "page_count")}
+    return {"retriever": retriever, "parts": parts, **shared}
 
 
 def open_remote(url: str, corpus: PageStore, retriever: str | None = None) -> RetrievalClient:

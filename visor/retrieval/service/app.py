@@ -84,8 +84,8 @@ def create_app(
         if asked.expect_fingerprint is not None and not fingerprint.matches(asked.expect_fingerprint):
             raise Refused(
                 409,
-                f"this service has the fingerprint {fingerprint}, not {asked.expect_fingerprint!r}: it serves "
-                "another index, or the index was built again from something else.",
+                f"this service has the fingerprint {fingerprint}, not {asked.expect_fingerprint!r}: it "
+                "serves another index, or the index was built again from something else.",
             )
         pairs = [to_query(query, doc_ids) for query in asked.queries]
         ranked = await until_gone(request, scorer.search([query for query, _ in pairs]))
@@ -109,19 +109,16 @@ def create_app(
 
 def describe(scorer: Scorer) -> dict[str, Any]:
     """`GET /v1/version`."""
-    assert scorer.opened is not None and scorer.fingerprint is not None
+    assert scorer.opened is not None
+    assert scorer.fingerprint is not None
     manifest = scorer.opened.manifest
-    encoder = manifest.get("encoder") or {}
     return {
         "index_id": scorer.fingerprint.identity,
         "generation": _generation(scorer),
         "page_count": manifest.get("page_count"),
         "corpus": manifest.get("corpus"),
         "corpus_hash": manifest.get("corpus_hash"),
-        "retriever": {
-            "name": scorer.opened.retriever.name,
-            **{field: encoder.get(source) for field, source in ENCODER_FIELDS.items()},
-        },
+        "retriever": _retriever(manifest, scorer.opened.retriever.name),
         "scorer": manifest.get("settings", {}),
         "libraries": manifest.get("libraries", {}),
         "fingerprint": str(scorer.fingerprint),
@@ -129,12 +126,19 @@ def describe(scorer: Scorer) -> dict[str, Any]:
     }
 
 
-def _generation(scorer: Scorer) -> str | None:
+def _retriever(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    encoder = manifest.get("identity") or {}
+    described = {"name": name, **{field: encoder.get(source) for field, source in ENCODER_FIELDS.items()}}
+    if "parts" in manifest:
+        described["parts"] = [_retriever(part, part["retriever"]) for part in manifest["parts"]]
+    return described
+
+
+def _generation(scorer: Scorer) -> str:
     """What the manifest calls the files that are served; it changes with every build."""
     assert scorer.opened is not None
-    manifest = scorer.opened.manifest
-    value = manifest.get("generation", manifest.get("files"))
-    return None if value is None else str(value)
+    parts = scorer.opened.manifest.get("parts", [scorer.opened.manifest])
+    return "+".join(str(part.get("generation", part.get("files"))) for part in parts)
 
 
 def _json_body(model: Any) -> dict[str, Any]:

@@ -63,8 +63,8 @@ def serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_serve(arguments: argparse.Namespace, corpus: PageStore) -> int:
     """Serve `corpus` until SIGTERM or Ctrl-C; exit code 0 then. ValueError or OSError when it cannot."""
-    from visor.retrieval.index import default_index_path, open_index, read_manifest
-    from visor.retrieval.opening import is_remote
+    from visor.retrieval.index import default_index_path, open_index
+    from visor.retrieval.opening import describe_index, is_remote
     from visor.retrieval.peer_names import PeerImages
     from visor.retrieval.service.scoring import Opened, Scorer
 
@@ -76,7 +76,7 @@ def run_serve(arguments: argparse.Namespace, corpus: PageStore) -> int:
     if arguments.index and is_remote(arguments.index):
         raise ValueError(f"serve opens an index folder, and {arguments.index} is a service already")
     path = Path(arguments.index or default_index_path(arguments.corpus, arguments.retriever))
-    read_manifest(path)  # a missing index is told before anything else starts
+    describe_index(path, arguments.retriever)  # a missing index is told before anything else starts
     if arguments.peer_images and not arguments.peer_protocol:
         raise ValueError("--peer-images goes with --peer-protocol")
     images = PeerImages(corpus, arguments.peer_images) if arguments.peer_protocol else None
@@ -93,7 +93,7 @@ def run_serve(arguments: argparse.Namespace, corpus: PageStore) -> int:
 
         def open_retriever() -> Opened:
             retriever: Any = open_index(path, corpus, arguments.retriever)
-            return Opened(retriever, read_manifest(path).model_dump(mode="json"))
+            return Opened(retriever, describe_index(path, arguments.retriever))
 
         def announce() -> None:
             pages = f"{len(corpus.pages())} pages"

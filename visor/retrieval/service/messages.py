@@ -6,12 +6,26 @@ import difflib
 import json
 import unicodedata
 from collections.abc import Collection
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from visor.retrieval.base import Query
 from visor.retrieval.service.limits import Limits, Refused
+
+
+def is_text(value: str) -> bool:
+    """False when it holds half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _whole(value: str) -> str:
+    if not is_text(value):
+        raise ValueError("it holds half of a surrogate pair, which is no text")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_whole)]
 
 
 class _Wire(BaseModel):
@@ -19,16 +33,16 @@ class _Wire(BaseModel):
 
 
 class SearchFilter(_Wire):
-    doc_ids: list[str] | None = None
+    doc_ids: list[Text] | None = None
 
 
 class SearchQuery(_Wire):
     """One query of a request."""
 
-    id: str
-    text: str
+    id: Text
+    text: Text
     top_k: int = Field(10, ge=0)
-    exclude_page_ids: list[str] = []
+    exclude_page_ids: list[Text] = []
     filter: SearchFilter | None = None
 
 
@@ -36,7 +50,7 @@ class SearchRequest(_Wire):
     """Body of `POST /v1/search`."""
 
     queries: list[SearchQuery]
-    expect_fingerprint: str | None = None
+    expect_fingerprint: Text | None = None
 
 
 def read_search(body: bytes, limits: Limits) -> SearchRequest:
@@ -81,11 +95,6 @@ def to_query(asked: SearchQuery, known_doc_ids: Collection[str]) -> tuple[Query,
         unknown = [given for given, doc_id in found.items() if doc_id not in known_doc_ids]
         doc_ids = frozenset(found.values())
     return Query(asked.text, asked.top_k, excluded, doc_ids), unknown
-
-
-def is_text(value: str) -> bool:
-    """False when it holds half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _nfc(text: str) -> str:
@@ -134,8 +143,8 @@ def _sentence(error: ValidationError) -> str:
         return f"{where} is an unknown field{f'; did you mean {near[0]}?' if near else '.'}"
     if first["type"] == "missing":
         return f"{where} is missing."
-    if first["type"] == "string_unicode":
-        return f"{where} holds half of a surrogate pair, which is no text."
+    if first["type"] == "value_error":
+        return f"{where}: {first['ctx']['error']}."
     return f"{where or 'the body'}: {first['msg'][:1].lower()}{first['msg'][1:]}."
 
 
