@@ -18,6 +18,8 @@ __all__ = ["RetrievalClient", "RetrievalError"]
 
 PEER_PREFIX = "peer+"
 REPLACEMENT = "\ufffd"
+CONNECT_BUDGET = 10.0
+"""Seconds."""
 
 
 class WireProtocol(Protocol):
@@ -48,7 +50,7 @@ class RetrievalClient:
         expect_fingerprint: str | None = None,
         timeout: float = 30.0,
         budget: float = 60.0,
-        connect_budget: float = 10.0,
+        connect_budget: float | None = None,
         max_connections: int = 64,
     ):
         """Connect.
@@ -56,8 +58,8 @@ class RetrievalClient:
         `pages`: the local corpus, which must be the service's; a peer's server needs it.
         `expect_fingerprint`: what the service must have (`BEHAVIOUR-IDENTITY` or the behaviour alone); None
         takes what is there now. `timeout`: seconds of one try. `budget`: seconds of a search with all its
-        tries and waits; `connect_budget`: of this first exchange. Raises RetrievalError, and ValueError for a
-        URL that is none and for another corpus or fingerprint.
+        tries and waits; `connect_budget`: of this first exchange (None: 10). Raises RetrievalError, and
+        ValueError for a URL that is none and for another corpus or fingerprint.
         """
         self.url = url
         address = url.removeprefix(PEER_PREFIX)
@@ -66,13 +68,14 @@ class RetrievalClient:
             raise ValueError(f"{url!r} is no address of a search service; expected http://HOST:PORT")
         self._page_ids = None if pages is None else frozenset(page.page_id for page in pages)
         self._session = HttpSession(address, timeout, budget, max_connections)
+        first = CONNECT_BUDGET if connect_budget is None else connect_budget
         try:
             if url.startswith(PEER_PREFIX):
                 if pages is None:
                     raise ValueError(f"{url}: a peer's server names images; knowing them takes the corpus")
-                self._protocol: WireProtocol = PeerProtocol(self._session, pages, connect_budget)
+                self._protocol: WireProtocol = PeerProtocol(self._session, pages, first)
             else:
-                service = ServiceProtocol(self._session, connect_budget)
+                service = ServiceProtocol(self._session, first)
                 service.check_corpus(pages)
                 self._protocol = service
             self._check_fingerprint(expect_fingerprint)

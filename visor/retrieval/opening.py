@@ -45,8 +45,8 @@ def describe_index(path: str | Path, retriever: str) -> dict[str, Any]:
     return {"retriever": retriever, "parts": parts, **shared}
 
 
-def open_remote(url: str, corpus: PageStore, retriever: str | None = None) -> RetrievalClient:
-    """Connect to the service at `url` for a corpus.
+def open_remote(url: str, corpus: PageStore, retriever: str | None = None, **options: Any) -> RetrievalClient:
+    """Connect to the service at `url` for a corpus; `options` as `RetrievalClient` has them.
 
     Raises ValueError when nothing answers there, when it serves another corpus, or (`retriever` given) when
     it ranks with another retriever.
@@ -54,7 +54,7 @@ def open_remote(url: str, corpus: PageStore, retriever: str | None = None) -> Re
     from visor.retrieval.client import RetrievalClient, RetrievalError
 
     try:
-        client = RetrievalClient(url, pages=corpus.pages())
+        client = RetrievalClient(url, pages=corpus.pages(), **options)
     except RetrievalError as error:
         raise ValueError(str(error)) from None
     if retriever is not None and retriever != client.name:

@@ -158,14 +158,17 @@ def _serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     """A listening socket. OSError in words when the address is taken or is not this machine's."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"cannot listen at {host}:{port}: a port is 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         # A server started again takes its port back although connections of the one before linger.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except (OSError, OverflowError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise OSError(f"cannot listen at {host}:{port}: {told}; choose another --host or --port") from None
+    except OSError as error:
+        raise OSError(
+            f"cannot listen at {host}:{port}: {error.strerror}; choose another --host or --port"
+        ) from None
     listener.listen(2048)
     return listener

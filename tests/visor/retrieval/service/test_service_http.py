@@ -57,7 +57,7 @@ def test_health_and_version(http, service, corpus):
     assert http.get("/docs").status_code == 404
 
 
-@pytest.mark.parametrize("text", ["red", "sweet banana", "red small", "chart", "营业收入", "nothing matches zzz"])
+@pytest.mark.parametrize("text", ["red", "sweet banana", "red small", "chart", "营业收入", "nothing zzz"])
 @pytest.mark.parametrize("top_k", [0, 1, 2, 10])
 def test_the_answers_are_those_in_process(http, retriever, text, top_k):
     result = ask(http, text=text, top_k=top_k)
@@ -156,7 +156,11 @@ QUERY = '{"queries":[{"id":"q","text":"red"%s}]%s}'
         ((QUERY % (',"exclude_page_ids":[1]', "")).encode(), 422, "exclude_page_ids[0]"),
         ((QUERY % ("", ',"generation":1')).encode(), 422, "generation is an unknown field"),
         ((QUERY % ("", ',"expect_fingerprint":1')).encode(), 422, "expect_fingerprint"),
-        (json.dumps({"queries": [{"id": str(n), "text": "x"} for n in range(21)]}).encode(), 413, "21 queries"),
+        (
+            json.dumps({"queries": [{"id": str(n), "text": "x"} for n in range(21)]}).encode(),
+            413,
+            "21 queries",
+        ),
         (json.dumps({"queries": [{"id": "q", "text": "x" * 20_001}]}).encode(), 413, "20001 characters"),
         (b" " * (1 << 20) + b"{}", 413, "bytes"),
     ],
