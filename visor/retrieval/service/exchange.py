@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from visor.retrieval.service.limits import Limits, Refused
 
 T = TypeVar("T")
+DISCARDED = 16
 
 
 class ClientGone(Exception):
@@ -20,25 +21,30 @@ class ClientGone(Exception):
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body. Raises Refused when it is too large (413) or too slow (408), ClientGone."""
-    sentence = f"the body has more than {limits.max_body_bytes} bytes; send several requests."
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and len(declared) < 20 and int(declared) > limits.max_body_bytes:
-        raise Refused(413, sentence)
+    """The whole body. Raises Refused when it is too large (413) or too slow (408), ClientGone.
+
+    Of a body that is too large the rest is read and thrown away, up to DISCARDED times the limit: a client
+    that is still sending when the connection closes would never see the refusal.
+    """
     body = bytearray()
+    size = 0
     try:
         async with asyncio.timeout(limits.body_seconds):
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
-                body += message.get("body", b"")
-                if len(body) > limits.max_body_bytes:
-                    raise Refused(413, sentence)
-                if not message.get("more_body", False):
-                    return bytes(body)
+                part = message.get("body", b"")
+                size += len(part)
+                if size <= limits.max_body_bytes:
+                    body += part
+                if not message.get("more_body", False) or size > DISCARDED * limits.max_body_bytes:
+                    break
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {limits.body_seconds:g} s.") from None
+    if size > limits.max_body_bytes:
+        raise Refused(413, f"the body has more than {limits.max_body_bytes} bytes; send several requests.")
+    return bytes(body)
 
 
 async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

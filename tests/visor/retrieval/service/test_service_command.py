@@ -45,6 +45,7 @@ def test_a_request_under_way_is_answered_before_the_end(corpus):
     assert service.process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_the_port_is_taken_back_after_a_kill(corpus):
     first = ServiceProcess(corpus.path)
     with httpx2.Client(trust_env=False) as client:
@@ -96,13 +97,12 @@ def test_a_taken_port_and_an_index_of_another_corpus(corpus, tmp_path, capsys):
     assert "was made for corpus 'corpus' with 8 pages" in error
 
 
-def test_elsewhere_than_loopback_is_warned_of(corpus):
-    with ServiceProcess(corpus.path, "--host", "0.0.0.0", "--with-pages") as service:
-        assert "warning: 0.0.0.0 can be reached from other machines" in service.errors()
-        assert "read its pages" in service.errors()
-        assert httpx2.get(f"http://127.0.0.1:{service.port}/readyz", trust_env=False).status_code == 200
-    with ServiceProcess(corpus.path, "--host", "localhost") as service:
-        assert "warning" not in service.errors()
+def test_elsewhere_than_loopback_is_warned_of(corpus, service):
+    assert "warning" not in service.errors()
+    with ServiceProcess(corpus.path, "--host", "0.0.0.0", "--with-pages") as open_to_all:
+        assert "warning: 0.0.0.0 can be reached from other machines" in open_to_all.errors()
+        assert "read its pages" in open_to_all.errors()
+        assert httpx2.get(f"http://127.0.0.1:{open_to_all.port}/readyz", trust_env=False).status_code == 200
 
 
 def test_without_the_extra_the_message_says_what_to_install(corpus):
@@ -119,25 +119,26 @@ sys.exit(main(["serve", sys.argv[1], "--port", "0"]))
     assert "pip install 'visor-rag[serve]'" in done.stderr
 
 
-def test_a_slow_body_is_cut_off_and_slow_clients_block_nobody(corpus):
+def test_slow_clients_block_nobody(service):
     """Twenty clients that send half a request; a twenty-first is answered at once."""
-    with ServiceProcess(corpus.path) as service:
-        half = b"POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\n\r\n{"
-        slow = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(20)]
-        for connection in slow:
-            connection.sendall(half)
-        response = httpx2.post(service.url + "/v1/search", json=BODY, trust_env=False, timeout=5)
-        assert response.status_code == 200
-        for connection in slow:
-            connection.close()
+    half = b"POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\n\r\n{"
+    slow = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(20)]
+    for connection in slow:
+        connection.sendall(half)
+    response = httpx2.post(service.url + "/v1/search", json=BODY, trust_env=False, timeout=5)
+    assert response.status_code == 200
+    for connection in slow:
+        connection.close()
 
 
-def test_a_cancelled_search_of_a_vanished_client_leaves_the_queue(corpus, tmp_path):
-    """The service over a retriever that can be held: the client goes, its query is never scored."""
+def test_vanished_and_slow_clients_of_a_busy_service(corpus, tmp_path):
+    """The service over a retriever that can be held: a client goes, and its query is never scored; a body
+    that does not arrive is given up."""
     import uvicorn
 
     from visor.retrieval.base import ScoredPage
     from visor.retrieval.service.app import create_app
+    from visor.retrieval.service.limits import Limits
     from visor.retrieval.service.scoring import Opened, Scorer
 
     gate, entered, batches = threading.Event(), threading.Event(), []
@@ -155,7 +156,7 @@ def test_a_cancelled_search_of_a_vanished_client_leaves_the_queue(corpus, tmp_pa
             assert gate.wait(20)
             return [[ScoredPage("fruit.pdf#page=1", 1.0)] for _ in queries]
 
-    scorer = Scorer(lambda: Opened(Held(), {"retriever": "held"}))
+    scorer = Scorer(lambda: Opened(Held(), {"retriever": "held"}), Limits(body_seconds=0.2))
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     server = uvicorn.Server(uvicorn.Config(create_app(scorer, corpus), log_level="warning"))
@@ -187,6 +188,9 @@ def test_a_cancelled_search_of_a_vanished_client_leaves_the_queue(corpus, tmp_pa
     assert first.recv(4096).startswith(b"HTTP/1.1 200")
     assert stays.recv(4096).startswith(b"HTTP/1.1 200")
     assert batches == [["first"], ["stays"]]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
+        slow.sendall(b"POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        assert slow.recv(4096).startswith(b"HTTP/1.1 408")
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive()

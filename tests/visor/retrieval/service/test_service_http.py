@@ -8,11 +8,14 @@ from urllib.parse import quote
 
 import httpx2
 import pytest
+from fastapi.testclient import TestClient
 
 from data.corpus import Corpus, ingest
 from visor.retrieval.base import Query
 from visor.retrieval.index import build_index, default_index_path
+from visor.retrieval.service.app import create_app
 from visor.retrieval.service.process import ServiceProcess
+from visor.retrieval.service.scoring import Scorer
 from visor.types import split_page_id
 
 
@@ -270,12 +273,20 @@ def test_links_out_of_the_corpus_and_files_that_are_no_image_are_refused(corpus,
         assert client.get(url + quote(pages[3].page_id, safe="") + "/image").status_code == 200
 
 
-def test_pages_only_when_asked_for(corpus):
-    with ServiceProcess(corpus.path) as service, httpx2.Client(trust_env=False) as client:
+def test_pages_and_the_peers_protocol_only_when_asked_for(corpus):
+    """The app itself, without a process: a scorer that was never started is not ready either."""
+    app = create_app(Scorer(lambda: None), corpus)
+    with TestClient(app) as client:
         for end in ("", "/image"):
-            response = client.get(service.url + "/v1/pages/fruit.pdf%23page=1" + end)
+            response = client.get("/v1/pages/fruit.pdf%23page=1" + end)
             assert "--with-pages" in refusal(response, 404)
-        assert client.get(service.url + "/search?queries=red").status_code == 404
+        assert client.get("/search?queries=red").status_code == 404
+        assert client.get("/healthz").status_code == 200
+        for address in ("/readyz", "/v1/version"):
+            assert "being opened" in refusal(client.get(address), 503)
+        response = client.post("/v1/search", json={"queries": []})
+        assert "being opened" in refusal(response, 503)
+        assert response.headers["retry-after"] == "1"
 
 
 def test_case_a8_names_over_http(cases, tmp_path):
