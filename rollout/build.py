@@ -28,8 +28,8 @@ from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
 from visor.models.loading import make_client, parse_model_spec
 from visor.retrieval.base import Retriever
-from visor.retrieval.index import default_index_path, open_index
-from visor.retrieval.opening import index_location, resolved
+from visor.retrieval.index import index_path, open_index
+from visor.retrieval.opening import resolved
 from visor.systems.visor import EvidencePolicyFactory, VisorSystem
 from visor.taec.config import TaecConfig
 from visor.taec.policy import make_evidence_policy, switched
@@ -52,7 +52,9 @@ class AgentConfig(Config):
     """Corpus folder."""
     index: str | None = None
     """Index folder of that corpus, or the address of a service, http://HOST:PORT or peer+http://HOST:PORT;
-    null = CORPUS/index/bm25."""
+    null = CORPUS/index/RETRIEVER."""
+    retriever: str | None = None
+    """bm25, dense, colqwen or hybrid:FIRST+SECOND; null = bm25, or the one behind `index`."""
     taec: str = "off"
     """The TAEC layer: on, off, or the operators to turn on alone (A, M, AM)."""
     taec_config: TaecConfig = Field(default_factory=TaecConfig)
@@ -92,7 +94,7 @@ class AgentConfig(Config):
     @property
     def index_path(self) -> str | Path:
         """A folder, or the address of a service as it was given."""
-        return index_location(self.index, default_index_path(self.corpus))
+        return index_path(self.corpus, self.index, self.retriever)
 
 
 @dataclass
@@ -112,7 +114,7 @@ def build_agent(config: AgentConfig, client: PolicyClient | None = None) -> Agen
     """
     corpus = Corpus.open(config.corpus)
     corpus.check_images()
-    retriever = open_index(config.index_path, corpus)
+    retriever = open_index(config.index_path, corpus, config.retriever)
     if client is None:
         client = build_client(config, corpus)
     system = VisorSystem(

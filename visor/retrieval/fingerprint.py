@@ -118,6 +118,9 @@ def encoders_of(retriever: object) -> Iterator[Encoder]:
 
 def _stable(manifest: Mapping[str, Any]) -> dict[str, Any]:
     stable = {name: value for name, value in manifest.items() if name not in VOLATILE}
+    if "settings" in stable:
+        # Where the encoder is found; what it is has its hashes in `identity`.
+        stable["settings"] = {n: v for n, v in stable["settings"].items() if n != "encoder"}
     if "parts" in stable:
         stable["parts"] = [_stable(part) for part in stable["parts"]]
     return stable

@@ -5,24 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visor.retrieval.hybrid import hybrid_parts
 from visor.types import PageStore
 
 if TYPE_CHECKING:
     from visor.retrieval.client import RetrievalClient
 
 REMOTE = ("http://", "https://", "peer+http://", "peer+https://")
+FOR_ENCODING = ("encoder", "device")
 
 
 def is_remote(index: str | Path | None) -> bool:
     """True for the address of a retrieval service, ours or (peer+…) a peer's."""
     return isinstance(index, str) and index.startswith(REMOTE)
-
-
-def index_location(index: str | None, default: Path) -> str | Path:
-    """The address as it is, a folder as a path, `default` when none is named."""
-    if index and is_remote(index):
-        return index
-    return Path(index) if index else default
 
 
 def resolved(location: str | Path) -> str:
@@ -37,9 +32,9 @@ def describe_index(path: str | Path, retriever: str) -> dict[str, Any]:
     """
     from visor.retrieval.index import read_manifest
 
-    if not retriever.startswith("hybrid"):
+    names = hybrid_parts(retriever)
+    if names is None:
         return read_manifest(path).model_dump(mode="json")
-    names = (retriever.partition(":")[2] or "bm25+dense").split("+")
     parts = [read_manifest(Path(path) / name).model_dump(mode="json") for name in names]
     shared = {name: parts[0][name] for name in ("corpus", "corpus_hash", "page_count")}
     return {"retriever": retriever, "parts": parts, **shared}
@@ -53,11 +48,18 @@ def open_remote(url: str, corpus: PageStore, retriever: str | None = None, **opt
     """
     from visor.retrieval.client import RetrievalClient, RetrievalError
 
+    refused = [name for name in FOR_ENCODING if name in options]
+    if refused:
+        raise ValueError(
+            f"{' and '.join(refused)} cannot be chosen for {url}: the service encodes the queries"
+        )
     try:
         client = RetrievalClient(url, pages=corpus.pages(), **options)
     except RetrievalError as error:
         raise ValueError(str(error)) from None
-    if retriever is not None and retriever != client.name:
+    parts = hybrid_parts(retriever) if retriever else None
+    wanted = f"hybrid:{parts[0]}+{parts[1]}" if parts else retriever
+    if wanted is not None and wanted != client.name:
         client.close()
-        raise ValueError(f"the service at {url} ranks with {client.name!r}, not {retriever!r}")
+        raise ValueError(f"the service at {url} ranks with {client.name!r}, not {wanted!r}")
     return client

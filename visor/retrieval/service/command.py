@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from visor.retrieval.service.limits import Limits
 
@@ -33,8 +33,12 @@ EXIT_OK, EXIT_FAILED = 0, 1
 def serve_arguments(parser: argparse.ArgumentParser) -> None:
     limits = Limits()
     parser.add_argument("corpus", metavar="CORPUS")
-    parser.add_argument("--retriever", default="bm25", help="kind of index (default: bm25)")
+    parser.add_argument(
+        "--retriever", default="bm25", help="bm25 (default), dense, colqwen or hybrid:FIRST+SECOND"
+    )
     parser.add_argument("--index", metavar="PATH", help="index folder (default: CORPUS/index/RETRIEVER)")
+    parser.add_argument("--encoder", metavar="NAME", help="of the queries, where the model has moved")
+    parser.add_argument("--device", help="of the encoder (default: a GPU if there is one)")
     parser.add_argument("--host", default=HOST, help=f"address to listen at (default: {HOST})")
     parser.add_argument("--port", type=int, default=PORT, help=f"0 takes a free one (default: {PORT})")
     parser.add_argument("--with-pages", action="store_true", help="serve page texts and images too")
@@ -92,7 +96,9 @@ def run_serve(arguments: argparse.Namespace, corpus: PageStore) -> int:
         print(f"opening the index {path}", file=sys.stderr, flush=True)
 
         def open_retriever() -> Opened:
-            retriever: Any = open_index(path, corpus, arguments.retriever)
+            given = {name: getattr(arguments, name) for name in ("encoder", "device")}
+            options = {name: value for name, value in given.items() if value is not None}
+            retriever = open_index(path, corpus, arguments.retriever, **options)
             return Opened(retriever, describe_index(path, arguments.retriever))
 
         def announce() -> None:
