@@ -67,6 +67,8 @@ def test_the_identity_follows_what_decides_a_ranking_and_nothing_else():
     assert len(base) == 16
     for same in ({"files": "files-2"}, {"corpus": "moved"}, {"created": "today"}, {"generation": 8}):
         assert identity_fingerprint(MANIFEST | same, {"faiss": "1"}) == base
+    moved = [MANIFEST | {"settings": {"k1": "2", "encoder": f"st:/models/{place}"}} for place in "ab"]
+    assert identity_fingerprint(moved[0]) == identity_fingerprint(moved[1])
     changed = [
         {"corpus_hash": "c2"},
         {"settings": {"k1": "2"}},
