@@ -35,9 +35,10 @@ class GrpoConfig(Config):
     corpus: str
     """Corpus folder."""
     index: str | None = None
-    """Index folder of that corpus; null = CORPUS/index/RETRIEVER."""
+    """Index folder of that corpus, or the address of a service, http://HOST:PORT or peer+http://HOST:PORT;
+    null = CORPUS/index/RETRIEVER."""
     retriever: str | None = None
-    """bm25, dense, colqwen or hybrid:FIRST+SECOND, in validation too; null = bm25, or the one that made
+    """bm25, dense, colqwen or hybrid:FIRST+SECOND, in validation too; null = bm25, or the one behind
     `index`."""
     questions: str
     """Training questions as `reader:PATH`, for example `questions:train.jsonl`; each needs gold pages."""

@@ -30,6 +30,7 @@ from visor.models.base import ImageSource, PolicyClient, Sampling
 from visor.models.loading import make_client, parse_model_spec
 from visor.retrieval.base import Retriever
 from visor.retrieval.index import index_path, open_index
+from visor.retrieval.opening import resolved
 from visor.systems.visor import EvidencePolicyFactory, VisorSystem
 from visor.taec.config import TaecConfig
 from visor.taec.policy import make_evidence_policy, switched
@@ -51,9 +52,10 @@ class AgentConfig(Config):
     corpus: str
     """Corpus folder."""
     index: str | None = None
-    """Index folder of that corpus; null = CORPUS/index/RETRIEVER."""
+    """Index folder of that corpus, or the address of a service, http://HOST:PORT or peer+http://HOST:PORT;
+    null = CORPUS/index/RETRIEVER."""
     retriever: str | None = None
-    """bm25, dense, colqwen or hybrid:FIRST+SECOND; null = bm25, or the one that made `index`."""
+    """bm25, dense, colqwen or hybrid:FIRST+SECOND; null = bm25, or the one behind `index`."""
     taec: str = "off"
     """The TAEC layer: on, off, or the operators to turn on alone (A, M, AM)."""
     taec_config: TaecConfig = Field(default_factory=TaecConfig)
@@ -91,7 +93,8 @@ class AgentConfig(Config):
         return self.model or f"hf:{self.checkpoint}"
 
     @property
-    def index_path(self) -> Path:
+    def index_path(self) -> str | Path:
+        """A folder, or the address of a service as it was given."""
         return index_path(self.corpus, self.index, self.retriever)
 
 
@@ -184,7 +187,7 @@ def describe_data(config: AgentConfig, agent: Agent) -> dict[str, dict[str, Any]
     """The manifest's `corpus` and `index` fields."""
     corpus = {"path": str(Path(config.corpus).resolve()), **corpus_fingerprints(agent.corpus)}
     index = {
-        "path": str(config.index_path.resolve()),
+        "path": resolved(config.index_path),
         "retriever": agent.retriever.name,
         "retriever_fingerprint": retriever_fingerprint(agent.retriever),
     }

@@ -20,7 +20,7 @@ def ask_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="hf:PATH, vllm:PATH, openai:NAME@URL or script:FILE")
     parser.add_argument("--checkpoint", metavar="PATH", help="short for --model hf:PATH")
     parser.add_argument(
-        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
+        "--index", metavar="PATH", help="index folder or http://HOST:PORT (default: CORPUS/index/RETRIEVER)"
     )
     parser.add_argument("--retriever", help="bm25, dense, colqwen or hybrid:FIRST+SECOND (default: bm25)")
     parser.add_argument("--taec", help="TAEC layer: on, off, or operators such as A (default: off)")

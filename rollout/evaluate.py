@@ -44,6 +44,7 @@ from rollout.tables import metrics_table
 from visor.config import parse_cli
 from visor.env.crop import ImageCutter
 from visor.models.base import PolicyClient
+from visor.retrieval.http_session import RetrievalError
 from visor.types import Question, Trajectory
 
 
@@ -180,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     try:
         metrics = evaluate(config)
-    except (ValueError, MixedRunError) as error:
+    except (ValueError, RetrievalError) as error:
         print(f"rollout.evaluate: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -144,6 +144,22 @@ def _run_search(arguments: argparse.Namespace) -> int:
     return run_search(arguments, Corpus.open)
 
 
+# ---------------------------------------------------------------- serve
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    from visor.retrieval.service.command import serve_arguments
+
+    serve_arguments(parser)
+
+
+def _run_serve(arguments: argparse.Namespace) -> int:
+    from data.corpus import Corpus
+    from visor.retrieval.service.command import run_serve
+
+    return run_serve(arguments, Corpus.open(arguments.corpus))
+
+
 # ---------------------------------------------------------------- runs
 
 
@@ -182,6 +198,7 @@ COMMANDS: dict[str, Command] = {
     "caption": _on_data("caption", "write a caption for each page with a vision model"),
     "index": Command("index a corpus for search", _index_arguments, _run_index),
     "search": Command("rank the pages of a corpus for a query", _search_arguments, _run_search),
+    "serve": Command("answer searches over HTTP", _serve_arguments, _run_serve),
     "ask": _on_runs("ask", "answer one question, showing each turn"),
     "report": _on_runs("report", "write the HTML report of a run"),
     "compare": _on_runs("compare", "compare runs question by question"),

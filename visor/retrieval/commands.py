@@ -22,7 +22,9 @@ EXIT_OK, EXIT_FAILED = 0, 1
 
 def _index_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
+        "--index",
+        metavar="PATH",
+        help="folder of the index, or to search a service http://HOST:PORT (default: CORPUS/index/RETRIEVER)",
     )
     parser.add_argument(
         "--encoder",
