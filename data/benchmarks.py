@@ -16,7 +16,8 @@ from typing import Any
 from data import docbench
 from data.corpus import Corpus
 from data.gold import Problem
-from data.ingest import IngestReport, ingest
+from data.ingest import ingest
+from data.ingest_report import IngestReport, OnProgress
 from data.page_images import PageImages, shorten
 from data.question_files import QuestionsReport, check_target, write_questions
 from data.questions import load_questions
@@ -96,7 +97,7 @@ def _prepare(
     return report
 
 
-def make_layout(format_name: str, progress: Callable | None = None) -> tuple[Layout, list[str]]:
+def make_layout(format_name: str, progress: OnProgress | None = None) -> tuple[Layout, list[str]]:
     """How a format's documents lie, and the list that the layout's notes go into while it searches."""
     if format_name == "slidevqa":
         decks = Decks(progress)

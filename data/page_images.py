@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from data.images import IMAGE_SUFFIXES
-from data.sources import Found, PageFile, PageGroup, find_sources
+from data.images import IMAGE_SUFFIXES, PageFile
+from data.sources import Found, PageGroup, find_sources
 
 MAX_PAGE_NUMBER = 99_999
 """A larger number at the end of a name is a date or a code, not a page."""

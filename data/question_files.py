@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.corpus import Corpus
-from data.corpus_files import atomic_file
+from data.files import atomic_file
 from data.gold import Problem
 from data.page_images import shorten
 from visor.types import Question, split_page_id

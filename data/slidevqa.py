@@ -11,15 +11,17 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from data.corpus import Corpus
 from data.gold import GoldPages, distinct_id
+from data.images import PageFile
+from data.ingest_report import OnProgress, Progress
 from data.mmlongbench import parse_list
 from data.page_images import PageImages, shorten
-from data.sources import Found, PageFile, PageGroup, normalise_id
+from data.sources import Found, PageGroup, normalise_id
 from data.table_rows import RowFile, find_row_files
 from visor.types import Question
 
@@ -113,9 +115,9 @@ class Decks:
     byte, to a folder below the corpus. A deck that lies there from the same row is not written again.
     """
 
-    def __init__(self, progress: Callable[[int, int, str], None] | None = None) -> None:
+    def __init__(self, progress: OnProgress | None = None) -> None:
         self.notes: list[str] = []
-        self._progress = progress or (lambda done, total, name: None)
+        self._progress = progress
 
     def find(self, paths: Sequence[str | Path], skip: Path | None = None) -> list[Found | PageGroup]:
         """Write the slides and list the decks; a `data.sources.Layout` (`skip`: the corpus folder).
@@ -128,25 +130,37 @@ class Decks:
             return self._find_images(paths, skip)
         root = Path(skip or ".").absolute() / EXTRACTED_FOLDER
         root.mkdir(parents=True, exist_ok=True)
+        self._write_missing(rows_of, root)
         documents: list[Found | PageGroup] = []
-        total = sum(map(len, rows_of.values()))
-        for file, names in rows_of.items():
-            missing = {}
-            for position, name in names.items():
-                marker = {"deck_name": name, "row": f"{file.fingerprint}#{position}"}
-                folder = root / _folder_name(name)
-                if _read_marker(folder) != marker:
-                    missing[position] = (folder, marker)
-            for position, row in file.rows(SLIDE_COLUMNS, missing) if missing else ():
-                _write_deck(*missing[position], row, file.path.parent)
-                self._progress(len(documents) + len(missing), total, names[position])
-            for name in names.values():
-                pages = _pages_of(root / _folder_name(name))
-                if pages:
-                    documents.append(PageGroup(normalise_id(name), pages[0].path, pages))
-                else:
-                    self.notes.append(f"{name}: its row holds no slide")
+        for name in [name for names in rows_of.values() for name in names.values()]:
+            if pages := _pages_of(root / _folder_name(name)):
+                documents.append(PageGroup(normalise_id(name), pages[0].path, pages))
+            else:
+                self.notes.append(f"{name}: its row holds no slide")
         return documents
+
+    def _write_missing(self, rows_of: dict[RowFile, dict[int, str]], root: Path) -> None:
+        """Write the slides of decks that are not there yet, or from another row."""
+        markers = {
+            (file, position): {"deck_name": name, "row": f"{file.fingerprint}#{position}"}
+            for file, names in rows_of.items()
+            for position, name in names.items()
+        }
+        missing = {
+            key: marker
+            for key, marker in markers.items()
+            if _read_marker(root / _folder_name(marker["deck_name"])) != marker
+        }
+        done = 0
+        for file in rows_of:
+            positions = {position for other, position in missing if other == file}
+            for position, row in file.rows(SLIDE_COLUMNS, positions) if positions else ():
+                marker = missing[file, position]
+                name, done = marker["deck_name"], done + 1
+                _write_deck(root / _folder_name(name), marker, row, file.path.parent)
+                if self._progress is not None:
+                    slides = (SLIDES * done, SLIDES * len(missing))
+                    self._progress(Progress("unpack", done, len(missing), *slides, name))
 
     def _first_rows(self, paths: Sequence[str | Path]) -> dict[RowFile, dict[int, str]]:
         """For each file with pictures: position of a deck's first row → the deck's name."""

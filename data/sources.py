@@ -10,18 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from data.corpus_files import MANIFEST_FILE
-from data.images import IMAGE_SUFFIXES
+from data.images import IMAGE_SUFFIXES, PageFile
 
 DOCUMENT_SUFFIXES = IMAGE_SUFFIXES | {".pdf"}
-
-
-class PageFile(NamedTuple):
-    """An image file that is one page of a document."""
-
-    number: int
-    """1-based; a document may lack some."""
-    path: Path
-    """Absolute."""
 
 
 Found = tuple[str, Path]

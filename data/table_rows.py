@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 SUFFIXES = (".parquet", ".arrow", ".jsonl")
 BATCH_ROWS = 4
 """Rows with twenty slides each: a batch is some ten megabytes."""
+BUFFER_BYTES = 1 << 20
+"""Read at once of a parquet column; a whole column of pictures would be held in memory otherwise."""
 _SPLIT = re.compile(r"(?:^|[_./-])(train|val|valid|validation|dev|test)(?=[_./-]|$)", re.IGNORECASE)
 _SPLIT_NAMES = {"valid": "val", "validation": "val"}
 
@@ -88,7 +90,7 @@ class RowFile:
 
     def _parquet(self) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self.path)
+            return pq.ParquetFile(self.path, buffer_size=BUFFER_BYTES)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{self.path} is not a parquet file: {error}") from None
 

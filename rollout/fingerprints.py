@@ -54,12 +54,20 @@ def checkpoint_fingerprint(path: str | Path) -> str:
 
 
 def corpus_fingerprints(store: PageStore) -> dict[str, Any]:
-    """Page count, hash of the pages (as their index names it) and, apart from it, of their captions."""
+    """Page count, hash of the pages (as their index names it) and, apart from it, of their captions.
+
+    Of a corpus with captions also the model that wrote them and the hash of the caption file.
+    """
     pages = store.pages()
+    captions = getattr(store, "captions", None)
+    made_by = {}
+    if captions is not None and captions.source == "model":
+        made_by = {"captions_model": captions.model, "captions_file": captions.sha256}
     return {
         "pages": len(pages),
         "hash": corpus_hash(pages),
         "captions_hash": _digest((page.page_id, page.caption.encode()) for page in pages),
+        **made_by,
     }
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -62,10 +62,21 @@ class Page(Record):
     height: int
     """Size of the page image, pixels."""
     text: str = ""
-    """Text layer (or OCR). Serves retrieval only, never the policy."""
+    """Text layer, or what OCR read. Serves retrieval only, never the policy."""
+    text_source: Literal["layer", "ocr", "none"] = "none"
+    """Where `text` comes from. "ocr" with an empty text: read, and there was none to see. "none": no text
+    layer, and not read by OCR. A record that does not say has its text from the text layer."""
     caption: str = ""
     sha256: str = ""
     """Hash of the image file."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_the_layer_s(cls, fields: Any) -> Any:
+        """Fill in the source of the text for records from before it was kept."""
+        if isinstance(fields, dict) and "text_source" not in fields and fields.get("text"):
+            return {**fields, "text_source": "layer"}
+        return fields
 
 
 class PageStore(Protocol):

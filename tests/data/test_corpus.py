@@ -4,7 +4,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import unicodedata
 
 import pytest
@@ -50,6 +49,7 @@ def test_files_can_be_read_by_others(docs, tmp_path):
     ingest([docs], tmp_path / "corpus")
     manifest = json.loads((tmp_path / "corpus" / "corpus.json").read_text())
     assert manifest["schema_version"] == 1
+    assert manifest["totals"] == {"pages": 14, "pages_without_text": 0, "pages_read_by_ocr": 0}
     assert [(d["doc_id"], d["status"], d["page_count"]) for d in manifest["documents"]] == [
         ("b.pdf", "done", 2),
         ("sub/a.pdf", "done", 12),
@@ -305,14 +305,17 @@ def test_a_killed_ingest_leaves_a_corpus_that_opens(docs, make_pdf, tmp_path):
     out = tmp_path / "corpus"
     ingest([docs / "b.pdf"], out)
     code = """
-import sys, data.ingest
-data.ingest.CHECKPOINT_SECONDS = 0
-data.ingest.ingest([sys.argv[1]], sys.argv[2], workers=1, progress=lambda done, *_: print(done, flush=True))
+import sys, data.corpus_writer, data.ingest
+data.corpus_writer.SAVE_SECONDS = 0
+
+def progress(progress):
+    if progress.documents_done > 1:
+        print(progress.documents_done, flush=True)
+
+data.ingest.ingest([sys.argv[1]], sys.argv[2], workers=1, progress=progress)
 """
     process = run_python(code, docs, out, stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
-    process.stdout.readline()
-    time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
@@ -329,8 +332,8 @@ data.ingest.ingest([sys.argv[1]], sys.argv[2], workers=1, progress=lambda done, 
 
 
 def test_two_ingests_at_once_are_refused(docs, tmp_path):
-    code = "import sys, time; from data.ingest import _only_one; from pathlib import Path\n"
-    code += "with _only_one(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    code = "import sys, time; from data.corpus_writer import only_one; from pathlib import Path\n"
+    code += "with only_one(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     (tmp_path / "corpus").mkdir()
     process = run_python(code, tmp_path / "corpus", stdout=subprocess.PIPE, text=True)
     try:

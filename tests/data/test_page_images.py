@@ -96,12 +96,12 @@ def test_ingest_of_groups(tmp_path):
     picture(folder / "other_1.png")
 
     def bring_up_to_date():
-        return ingest([folder], out, layout=PageImages().find)
+        return ingest([folder], out, layout=PageImages().find, ocr="off")
 
     report = bring_up_to_date()
     assert report.new == ["deck", "other"]
-    assert any("deck: there is no image of page 21–24" in note for note in report.notes)
-    assert any("deck: page 7 left out: deck_7.png" in note for note in report.notes)
+    assert any("deck: pages 21-24: there is no image of it" in note for note in report.notes)
+    assert any("deck: page 7: left out: deck_7.png" in note for note in report.notes)
     corpus = Corpus.open(out)
     numbers = [page.page_number for page in corpus.pages() if page.doc_id == "deck"]
     assert numbers == [*range(1, 7), *range(8, 21), 25, 26]
@@ -130,15 +130,23 @@ def test_workers_give_the_same_groups(tmp_path):
     for number in range(1, 40):
         picture(tmp_path / "pages" / "deck" / f"{number}.png", size=(40 + number, 56))
     for workers in (1, 2):
-        ingest([tmp_path / "pages"], tmp_path / str(workers), workers=workers, layout=PageImages().find)
+        ingest(
+            [tmp_path / "pages"],
+            tmp_path / str(workers),
+            workers=workers,
+            layout=PageImages().find,
+            ocr="off",
+        )
     assert Corpus.open(tmp_path / "1").pages() == Corpus.open(tmp_path / "2").pages()
 
 
 def test_the_same_files_under_another_layout(tmp_path):
     for number in (1, 2):
         picture(tmp_path / "pages" / f"a_{number}.png")
-    ingest([tmp_path / "pages"], tmp_path / "corpus")
-    report = ingest([tmp_path / "pages"], tmp_path / "corpus", layout=PageImages().find)
+    ingest([tmp_path / "pages"], tmp_path / "corpus", ocr="off")
+    report = ingest([tmp_path / "pages"], tmp_path / "corpus", layout=PageImages().find, ocr="off")
     assert report.new == ["a"]
-    assert ingest([tmp_path / "pages"], tmp_path / "corpus", layout=PageImages().find).unchanged == ["a"]
-    assert ingest([tmp_path / "pages"], tmp_path / "corpus").unchanged == ["a_1.png", "a_2.png"]
+    assert ingest(
+        [tmp_path / "pages"], tmp_path / "corpus", layout=PageImages().find, ocr="off"
+    ).unchanged == ["a"]
+    assert ingest([tmp_path / "pages"], tmp_path / "corpus", ocr="off").unchanged == ["a_1.png", "a_2.png"]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from visor.retrieval.base import BatchRetriever
 from visor.retrieval.bm25_index import BM25Manifest, has_bm25, read_bm25_manifest
 from visor.retrieval.content import corpus_hash, rebuild_hint
-from visor.retrieval.generations import VectorManifest, has_vectors, read_vector_manifest
+from visor.retrieval.generations import SHARDS, VectorManifest, has_vectors, read_vector_manifest
 from visor.retrieval.hybrid import HybridRetriever, hybrid_parts
 from visor.retrieval.report import BuildReport
 from visor.types import PageStore
@@ -112,6 +112,8 @@ def open_index(
             for part in parts
         ]
         return HybridRetriever(opened[0], opened[1], **depth)
+    if not has_index(path):
+        raise ValueError(_no_index(path, corpus, retriever))
     manifest = read_manifest(path)
     if retriever is not None and retriever != manifest.retriever:
         raise ValueError(
@@ -120,6 +122,15 @@ def open_index(
         )
     indexed = _retriever_class(manifest.retriever)
     return indexed.open(path, corpus, **_checked(manifest.retriever, indexed.open, options))
+
+
+def _no_index(path: str | Path, corpus: PageStore, retriever: str | None) -> str:
+    command = f"visor index {getattr(corpus, 'path', 'CORPUS')}"
+    if retriever not in (None, DEFAULT_RETRIEVER):
+        command += f" --retriever {retriever}"
+    if (Path(path) / SHARDS).is_dir():
+        return f"{path} holds no index yet, only a build that did not finish; go on with `{command}`"
+    return f"{path} holds no index; make one with `{command}`"
 
 
 def has_index(path: str | Path) -> bool:

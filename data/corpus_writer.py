@@ -1,0 +1,82 @@
+"""A corpus being changed: its pages and documents in memory, saved now and then, by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data.corpus_files import (
+    IMAGES_FOLDER,
+    JOURNAL_FOLDER,
+    PAGES_FILE,
+    DocumentRecord,
+    read_corpus,
+    write_corpus,
+)
+from visor.types import Page, make_page_id
+
+SAVE_SECONDS = 20.0
+"""Least time between two saves of a running job."""
+SAVE_SHARE = 20
+"""A save is followed by at least this many times its own duration of work."""
+_VERSION_FOLDER = re.compile(r".*-[0-9a-f]{16}")
+
+
+class CorpusWriter:
+    """The documents and pages of a corpus folder, which need not exist yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.documents: dict[str, DocumentRecord] = {}
+        self.pages: dict[str, Page] = {}
+        if (folder / PAGES_FILE).exists():
+            self.documents, self.pages = read_corpus(folder)
+        self._next_save = time.monotonic() + SAVE_SECONDS
+
+    def put(self, record: DocumentRecord, pages: list[Page]) -> None:
+        """Set a document and its pages, in place of what it had."""
+        self.remove(record.doc_id)
+        self.documents[record.doc_id] = record
+        self.pages |= {page.page_id: page for page in pages}
+
+    def remove(self, doc_id: str) -> None:
+        """Take a document and its pages out, if it is there."""
+        record = self.documents.pop(doc_id, None)
+        for number in range(1, record.page_count + 1 if record else 1):
+            self.pages.pop(make_page_id(doc_id, number), None)
+
+    def save(self) -> None:
+        """Write the corpus; a reader sees it as it was before or as it is now."""
+        started = time.monotonic()
+        write_corpus(self.folder, self.documents, self.pages)
+        ended = time.monotonic()
+        self._next_save = ended + max(SAVE_SECONDS, SAVE_SHARE * (ended - started))
+
+    def save_sometimes(self) -> None:
+        """Save when the last time is long enough ago."""
+        if time.monotonic() > self._next_save:
+            self.save()
+
+    def clean(self) -> None:
+        """Remove the journal, and page images that no document names. Call it after a save."""
+        shutil.rmtree(self.folder / JOURNAL_FOLDER, ignore_errors=True)
+        used = {record.folder for record in self.documents.values()}
+        for folder in (self.folder / IMAGES_FOLDER).iterdir():
+            if folder.name not in used and _VERSION_FOLDER.fullmatch(folder.name) and folder.is_dir():
+                shutil.rmtree(folder)
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Hold a corpus's lock; the system releases it when the process ends, however it ends."""
+    with (folder / ".lock").open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another ingest is working on {folder}; wait for it to end") from None
+        yield
