@@ -11,6 +11,7 @@ from grpo.batch import StepRows
 from grpo.figures import SHARES
 from grpo.sampling import StepGroups
 from grpo.update import UpdateReport
+from rewards.judge import Judge
 from rollout.metrics import headline
 from rollout.results import ResultRow
 
@@ -67,6 +68,16 @@ def row_metrics(rows: StepRows) -> dict:
 def sampling_metrics(sampled: StepGroups) -> dict:
     """resampling_rounds, and groups_missing: groups short of questions_per_step when they were spent."""
     return {"resampling_rounds": sampled.rounds, "groups_missing": sampled.missing}
+
+
+def judge_metrics(judge: Judge) -> dict:
+    """What the judge was asked since the last step, over all processes; nothing for one that keeps no counts,
+    as the rule judge."""
+    counts = getattr(judge, "counts", None)
+    if counts is None:
+        return {}
+    taken = gather_object([counts.take()])
+    return {f"judge_{name}": sum(part[name] for part in taken) for name in taken[0]}
 
 
 def step_seconds(laps: Mapping[str, float], stages: Mapping[str, float]) -> dict:

@@ -29,6 +29,7 @@ from grpo.records import METRICS, ROLLOUTS, append_line, forget_after, read_rows
 from grpo.sampling import GroupSampler, StepGroups
 from grpo.schedule import step_items
 from grpo.step_metrics import (
+    judge_metrics,
     reward_metrics,
     row_metrics,
     sampling_metrics,
@@ -194,7 +195,7 @@ class GrpoTrainer:
             **update_metrics(report, self.update.reference is not None),
             **row_metrics(rows),
             **sampling_metrics(sampled),
-            **self._judge_metrics(),
+            **judge_metrics(self.engine.judge),
             "learning_rate": rate,
             "seconds": step_seconds(watch.seconds, CLOCK.take()),
         }
@@ -296,14 +297,6 @@ class GrpoTrainer:
         if self.config.report_to:
             texts = {"trajectories/best": best.text, "trajectories/worst": worst.text}
             self.accelerator.log({name: fenced(text) for name, text in texts.items()}, step=step)
-
-    def _judge_metrics(self) -> dict:
-        """What the judge was asked since the last step, over all processes; nothing for the rule judge."""
-        counts = getattr(self.engine.judge, "counts", None)
-        if counts is None:
-            return {}
-        taken = gather_object([counts.take()])
-        return {f"judge_{name}": sum(part[name] for part in taken) for name in taken[0]}
 
     def _report(self, figures: dict, step: int) -> None:
         """Send the numbers among the figures to the trackers."""
