@@ -171,12 +171,25 @@ class GrpoConfig(Config):
     save_total_limit: int | None = Field(2, ge=1)
     resume_from_checkpoint: bool | str = True
     """true: go on from the newest checkpoint in output_dir, if there is one; or the path of a checkpoint."""
-    report_to: Literal["none", "wandb"] = "none"
+    report_to: list[Literal["wandb", "tensorboard"]] = []
+    """Trackers the figures go to: wandb, tensorboard, or a list of them; none: metrics.jsonl alone. W&B works
+    offline with WANDB_MODE=offline."""
+    log_trajectories_steps: int | None = Field(None, ge=1)
+    """Write the best and the worst trajectory of every so many steps as text, into `highlights/` and to the
+    trackers; null: never. All trajectories are in `rollouts/` in any case."""
 
     @field_validator("scale_rewards", mode="before")
     @classmethod
     def _scale_as_truth_value(cls, value: object) -> object:
         return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _trackers(cls, value: object) -> object:
+        """`none`, null or one name may stand for the list."""
+        if value in ("none", None):
+            return []
+        return [value] if isinstance(value, str) else value
 
     @field_validator("stop_on_alarm", mode="before")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,7 @@ def rows_of_groups(
             rows = [PolicyRow(row, excluded) for row in fitting if any(row.loss_mask)]
             for item in rows:
                 item.row.advantage = advantage
+                check_policy_row(item.row)
             step.rowless += not rows
             step.rows += rows
     return step
@@ -103,6 +105,21 @@ def rewards_to_scale_by(groups: Sequence[Group], filter_zero_std_groups: bool) -
     """The rewards of the groups that are trained, for `scale_rewards="batch"`."""
     kept = [group for group in groups if not (filter_zero_std_groups and is_degenerate(group.rewards))]
     return [reward for group in kept for reward in group.rewards]
+
+
+def check_policy_row(row: TrainingRow) -> None:
+    """Assert what a row of the policy loss must satisfy beside `rollout.rows.check_row`: its advantage is a
+    finite number, its ids came as ids from the engine, and a turn row, which is scored under the context it
+    was sampled in, has the log-probabilities of its sampling. AssertionError naming the trajectory."""
+    name = row.trajectory if row.turn_index is None else f"{row.trajectory} turn {row.turn_index}"
+    assert math.isfinite(row.advantage), f"{name}: its advantage is {row.advantage}"
+    assert not row.retokenised, (
+        f"{name}: a reply came as text only and was tokenised again, so its ids are not those sampled; "
+        "train with an engine that gives token ids"
+    )
+    assert row.turn_index is None or row.old_logprobs is not None, (
+        f"{name}: it has no log-probabilities of its sampling; train with an engine that gives them"
+    )
 
 
 def _fitting_rows(

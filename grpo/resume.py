@@ -19,6 +19,7 @@ FREE_TO_CHANGE = {
     "save_total_limit",
     "torch_threads",
     "report_to",
+    "log_trajectories_steps",
     "eval_steps",
     "eval_on_start",
     "load_best_model_at_end",

@@ -19,22 +19,27 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 from grpo.alarms import Alarm, newly_raised, standing
 from grpo.arguments import GrpoConfig
 from grpo.batch import BuildRows, rewards_to_scale_by, rows_of_groups
+from grpo.behaviour import behaviour_metrics
 from grpo.best import BestModel, recall
 from grpo.checkpoint import drop_after, drop_old, save_atomically
+from grpo.highlights import best_and_worst, write_highlights
 from grpo.hyperparameters import hyperparameters, set_hyperparameters
 from grpo.random_state import random_state, restore_random_state
 from grpo.records import METRICS, ROLLOUTS, append_line, forget_after, read_rows, write_trajectories
 from grpo.sampling import GroupSampler, StepGroups
 from grpo.schedule import step_items
 from grpo.step_metrics import (
+    judge_metrics,
     reward_metrics,
     row_metrics,
     sampling_metrics,
+    step_seconds,
     summary,
     update_metrics,
     validation_summary,
 )
 from grpo.stopwatch import Stopwatch
+from grpo.trackers import fenced, numbers
 from grpo.update import PolicyUpdate
 from grpo.validation import Validation
 from rollout.engine import RolloutEngine
@@ -43,10 +48,14 @@ from rollout.manifest import write_json
 from rollout.results import ResultRow, result_row
 from rollout.rows import TrainingRow
 from visor.models.transformers import TransformersClient
+from visor.stage_clock import CLOCK
 from visor.types import Question, derive_seed
 
 DEEPSPEED_FOLDER = "deepspeed"
 """Its own sharded optimizer state and master weights, below a checkpoint."""
+
+REMAINING_OVER = 20
+"""Steps whose mean duration says how long the rest takes."""
 
 
 class StoppedByAlarm(Exception):
@@ -125,10 +134,12 @@ class GrpoTrainer:
             if self._validates_at(step):
                 self._validate(step)
             if stop:
+                self.accelerator.end_training()
                 raise StoppedByAlarm(self._stop_message(stop))
         if self.accelerator.is_main_process:
             self._write_final_model()
         self.accelerator.wait_for_everyone()
+        self.accelerator.end_training()
 
     def _go_on(self) -> None:
         """Forget what came after the checkpoint, and make up for a validation that was not reached."""
@@ -149,6 +160,7 @@ class GrpoTrainer:
 
     def train_step(self, step: int) -> dict:
         """One step; returns its line of metrics."""
+        CLOCK.take()  # what a validation took is not the step's
         watch = Stopwatch()
         sampled = self._sample(step)
         groups = sampled.groups
@@ -165,10 +177,12 @@ class GrpoTrainer:
         )
         watch.lap("rows")
         results = self._record(step, groups)
+        self._record_highlights(step, groups)
         watch.lap("record")
         rate = self.scheduler.get_last_lr()[0]
         seed = derive_seed(self.config.seed, "updates", step)
-        report = self.update.run(rows.rows, self._auxiliary(step), seed)
+        with CLOCK.running("update"):
+            report = self.update.run(rows.rows, self._auxiliary(step), seed)
         with warnings.catch_warnings():
             # A step without a gradient leaves the optimizer alone and still counts in the schedule.
             warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
@@ -177,11 +191,13 @@ class GrpoTrainer:
         return {
             "step": step,
             **reward_metrics(results),
+            **behaviour_metrics(groups),
             **update_metrics(report, self.update.reference is not None),
             **row_metrics(rows),
             **sampling_metrics(sampled),
+            **judge_metrics(self.engine.judge),
             "learning_rate": rate,
-            "seconds": {**watch.seconds, "total": round(sum(watch.seconds.values()), 4)},
+            "seconds": step_seconds(watch.seconds, CLOCK.take()),
         }
 
     def _sample(self, step: int) -> StepGroups:
@@ -265,12 +281,27 @@ class GrpoTrainer:
             return
         append_line(self.output_dir / METRICS, metrics)
         self._report(metrics, metrics["step"])
-        self.accelerator.print(summary(metrics, self.config.max_steps), flush=True)
+        seconds = [row["seconds"]["total"] for row in self.history[-REMAINING_OVER:]]
+        self.accelerator.print(summary(metrics, self.config.max_steps, _mean(seconds)), flush=True)
+
+    def _record_highlights(self, step: int, groups: list[Group]) -> None:
+        """The best and the worst trajectory into `highlights/step-N.txt`, and to the trackers as text."""
+        every = self.config.log_trajectories_steps
+        if every is None or step % every:
+            return
+        found = best_and_worst(groups)
+        if found is None or not self.accelerator.is_main_process:
+            return
+        best, worst = found
+        write_highlights(self.output_dir, step, best, worst)
+        if self.config.report_to:
+            texts = {"trajectories/best": best.text, "trajectories/worst": worst.text}
+            self.accelerator.log({name: fenced(text) for name, text in texts.items()}, step=step)
 
     def _report(self, figures: dict, step: int) -> None:
-        """Send the numbers among the figures to the tracker."""
-        if self.config.report_to != "none":
-            self.accelerator.log({k: v for k, v in figures.items() if isinstance(v, int | float)}, step=step)
+        """Send the numbers among the figures to the trackers."""
+        if self.config.report_to:
+            self.accelerator.log(numbers({k: v for k, v in figures.items() if k != "step"}), step=step)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -338,3 +369,7 @@ class GrpoTrainer:
         # Checkpoints from before resampling existed have no count: each of their steps drew as many.
         self.questions_drawn = state.get("questions_drawn", self.step_done * self.config.questions_per_step)
         self.saved_step = self.step_done
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -109,7 +109,7 @@ def parse_verdict(reply: str | None) -> bool | None:
 
 @dataclass
 class JudgeCounts:
-    """What a judge was asked since it was made."""
+    """What a judge was asked since it was made or the counts were taken."""
 
     calls: int = 0
     """Requests to the model, repeated ones included."""
@@ -117,6 +117,12 @@ class JudgeCounts:
     """Verdicts that were known, or asked for by another trajectory at the same time."""
     failures: int = 0
     """Verdicts that could not be had."""
+
+    def take(self) -> dict[str, int]:
+        """The counts so far, which begin at 0 again."""
+        taken = {"calls": self.calls, "cached": self.cached, "failures": self.failures}
+        self.calls = self.cached = self.failures = 0
+        return taken
 
 
 class ModelJudge:

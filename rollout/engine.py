@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rewards.combine import ascore
 from rewards.judge import Judge
+from visor.stage_clock import CLOCK
 from visor.types import Question, RewardBreakdown, Trajectory
 
 Scorer = Callable[[Trajectory, Question, Judge], "RewardBreakdown | Awaitable[RewardBreakdown]"]
@@ -105,11 +106,12 @@ class RolloutEngine:
     async def score(self, trajectory: Trajectory, question: Question) -> RewardBreakdown:
         """Score one trajectory; a scorer that raises leaves it unscored, with the reason."""
         try:
-            asked = (trajectory, question, self.judge)
-            if inspect.iscoroutinefunction(self.scorer):
-                return await self.scorer(*asked)
-            scored = await asyncio.to_thread(self.scorer, *asked)
-            return await scored if isinstance(scored, Awaitable) else scored
+            with CLOCK.waiting("judge"):
+                asked = (trajectory, question, self.judge)
+                if inspect.iscoroutinefunction(self.scorer):
+                    return await self.scorer(*asked)
+                scored = await asyncio.to_thread(self.scorer, *asked)
+                return await scored if isinstance(scored, Awaitable) else scored
         except Exception as error:
             reason = f"scoring failed: {type(error).__name__}: {error}"
             return RewardBreakdown(total=None, judge=self.judge.name, unscored_reason=reason)

@@ -106,10 +106,11 @@ def test_questions_of_another_corpus_are_refused_and_defects_are_one_line(world,
     assert line.endswith("; and 3 more")
 
 
-def test_wandb_is_asked_for_but_not_installed(world, tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo.build.is_wandb_available", lambda: False)
-    with pytest.raises(ValueError, match="pip install wandb"):
-        trainer_for(world, tmp_path, report_to="wandb")
+@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
+def test_a_tracker_that_is_not_installed_is_named(name, world, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"grpo.trackers.is_{name}_available", lambda: False)
+    with pytest.raises(ValueError, match=rf"pip install 'visor-rag\[{name}\]'"):
+        trainer_for(world, tmp_path, report_to=name)
 
 
 def test_another_configuration_in_the_same_folder_is_refused(world, tmp_path):

@@ -1,11 +1,14 @@
 """The policy update on rows with pictures: micro-batches, credit modes, which rows count."""
 
+import dataclasses
+
 import pytest
 import torch
 from update_stage import largest_difference, make_stage, rows_for, updated
 
-from grpo.batch import rows_of_groups
+from grpo.batch import check_policy_row, rows_of_groups
 from grpo.loss import LossSettings
+from rollout.group import Group
 from rollout.rows import trajectory_row, turn_rows
 from visor.models.loading import load_model
 from visor.models.tensors import collate, forward_logprobs
@@ -142,6 +145,29 @@ def test_truncated_replies_are_excluded_on_request(stage):
         assert not any(item.excluded for item in kept)
     finally:
         group.trajectories[1].turns[0].completion.finish_reason = FinishReason.STOP
+
+
+def test_rows_that_were_not_sampled_as_they_stand_are_named(stage):
+    renderer, images, group, _ = stage
+    damaged = [trajectory.model_copy(deep=True) for trajectory in group.trajectories]
+    damaged[1].turns[2].completion.token_ids = None
+    damaged[1].turns[2].completion.logprobs = None
+    text_only = Group(group.question, damaged)
+    with pytest.raises(AssertionError, match=r"q1/1 turn 2: a reply came as text only"):
+        rows_of_groups([text_only], lambda t: turn_rows(t, renderer, images))
+    with pytest.raises(AssertionError, match=r"q1/1: a reply came as text only"):
+        rows_of_groups([text_only], lambda t: [trajectory_row(t, renderer, images)])
+
+
+def test_turn_rows_without_log_probabilities_and_odd_advantages_are_named(stage):
+    row = rows_for(stage, "turn")[0].row
+    check_policy_row(row)
+    with pytest.raises(AssertionError, match=r"q1/0 turn 0: it has no log-probabilities"):
+        check_policy_row(dataclasses.replace(row, old_logprobs=None))
+    with pytest.raises(AssertionError, match=r"q1/0 turn 0: its advantage is nan"):
+        check_policy_row(dataclasses.replace(row, advantage=float("nan")))
+    # Trajectory rows are scored again before the update and need none.
+    check_policy_row(dataclasses.replace(row, turn_index=None, old_logprobs=None))
 
 
 def test_turn_rows_over_the_limit_are_counted(stage):

@@ -23,6 +23,7 @@ from visor.env.verification import is_verification
 from visor.env.window import build_context, first_in_window
 from visor.models.smart_resize import smart_resize
 from visor.retrieval.base import Retriever, ScoredPage
+from visor.stage_clock import CLOCK
 from visor.types import (
     Answer,
     Completion,
@@ -185,7 +186,8 @@ class Episode:
         """Ask for candidates and choose the page to show; None when all have been shown or there is none."""
         pool = self._config.top_k if self._policy is None else self._policy.pool_size(self._config.top_k)
         started = time.perf_counter()
-        candidates = self._retriever.search(query, pool)
+        with CLOCK.running("retrieve"):
+            candidates = self._retriever.search(query, pool)
         turn.retrieval_seconds = time.perf_counter() - started
         turn.candidates = [(hit.page_id, float(hit.score)) for hit in candidates]
         return self._select(query, candidates)
