@@ -1,0 +1,168 @@
+"""Late interaction (Khattab and Zaharia 2020, section 3): exact MaxSim search over shards of page vectors.
+
+    score(query, page) = Σ_t max_s ⟨q_t, p_s⟩        t: tokens of the query, s: tokens of the page
+
+Nothing is ever padded, and a page without tokens matches nothing. A search takes two steps. `maxsim_scan` gives
+every page a score in bfloat16 and a proven bound on its error; then pages are scored exactly, the most
+promising first, until no page left can reach the k-th best score by its bound. The result is that of scoring
+every page exactly.
+
+Axes in names: T query tokens, S page tokens, D dimension, Q queries, P pages of the index in the order of the
+shards ("slots").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from visor.retrieval.base import Query, ScoredPage
+from visor.retrieval.encoding import PageVectors, QueryVectors
+from visor.retrieval.maxsim_scan import PageScanner, ShardVectors, worker_pool
+from visor.retrieval.selection import PageTable
+
+SCAN_TOKENS = 1024
+"""At most this many query vectors are scored in one pass over the index; more queries take more passes."""
+RESCORE_STEP = 8
+"""Pages scored exactly between two looks at the k-th best score, for each thread."""
+
+
+def maxsim_score(query: QueryVectors, page: PageVectors) -> float:
+    """The exact score of a page for a query; NaN for a page without tokens.
+
+    Each dot product is summed in double precision and rounded to float32, and so is the sum over the query's
+    tokens. So the score does not depend on the order of a page's tokens, on the batch or on the number of
+    threads, as it would if a matrix product in float32 ordered its sums by the shapes it is given.
+    """
+    if not isinstance(query, QueryVectors) or not isinstance(page, PageVectors):
+        raise TypeError(
+            f"maxsim_score takes QueryVectors, then PageVectors; got {type(query).__name__} and "
+            f"{type(page).__name__}"
+        )
+    vectors_SD = torch.from_numpy(np.array(page.vectors_TD))
+    return _score(_query_in_double(query, vectors_SD.shape[1]), vectors_SD)
+
+
+def _query_in_double(query: QueryVectors, dimension: int) -> torch.Tensor:
+    vectors_TD = np.asarray(query.vectors_TD, np.float32)
+    if vectors_TD.ndim != 2 or (len(vectors_TD) and vectors_TD.shape[1] != dimension):
+        raise ValueError(
+            f"the query's vectors have the shape {vectors_TD.shape}, the index holds vectors of {dimension} numbers"
+        )
+    if not np.isfinite(vectors_TD).all():
+        raise ValueError("the query's vectors hold numbers that are infinite or not numbers")
+    return torch.from_numpy(vectors_TD.astype(np.float64))
+
+
+def _score(query_TD: torch.Tensor, vectors_SD: torch.Tensor) -> float:
+    if not len(vectors_SD):
+        return float("nan")
+    dots_ST = torch.mm(vectors_SD.double(), query_TD.t()).float()
+    return float(dots_ST.amax(dim=0).double().sum().float())
+
+
+class MaxSim:
+    """Exact search over an index whose vectors lie in shards; may be called from several threads.
+
+    `shards` have `vectors` (tokens, D) float16, `offsets` (pages + 1), int64: a page's tokens are
+    `vectors[offsets[i]:offsets[i + 1]]`, and `rows` (pages), int64: a page's row in `table`, −1 for a page
+    that was deleted. `threads` (default: as many as torch uses) share the work of one search.
+    """
+
+    def __init__(self, shards: Sequence[ShardVectors], table: PageTable, threads: int | None = None):
+        self.table = table
+        self.threads = threads or torch.get_num_threads()
+        self._pool: ThreadPoolExecutor = worker_pool(self.threads)
+        self._scanner = PageScanner(shards, self._pool, self.threads)
+        self._slots = np.full(len(table), -1, np.int64)
+        live_P = self._scanner.rows_P >= 0
+        self._slots[self._scanner.rows_P[live_P]] = np.flatnonzero(live_P)
+
+    @property
+    def dimension(self) -> int:
+        return self._scanner.dimension
+
+    def search(self, vectors: Sequence[QueryVectors], queries: Sequence[Query]) -> list[list[ScoredPage]]:
+        """The best pages of each query (`k`, excluded pages and documents are taken from `queries`).
+
+        Raises ValueError for vectors of another dimension and for numbers that are not finite.
+        """
+        in_double = [_query_in_double(query, self.dimension) for query in vectors]
+        results: list[list[ScoredPage]] = []
+        for batch in _batches([len(query_TD) for query_TD in in_double]):
+            allowed_QP = np.stack([self._allowed(query) for query in queries[batch]])
+            lower_QP, upper_QP = self._scanner.bounds([q.float() for q in in_double[batch]], allowed_QP.any(0))
+            for i, query in enumerate(queries[batch]):
+                slots = np.flatnonzero(allowed_QP[i])
+                scores = self._best(
+                    in_double[batch][i], query.k, slots, lower_QP[i, slots], upper_QP[i, slots]
+                )
+                results.append(self.table.best(scores, query))
+        return results
+
+    def rescore(self, query: QueryVectors, rows: np.ndarray) -> np.ndarray:
+        """The exact scores of pages by their rows in the table, float32; NaN for a page without tokens."""
+        query_TD = _query_in_double(query, self.dimension)
+        return self._exact(query_TD, self._slots[rows])
+
+    def page(self, row: int) -> PageVectors:
+        """The vectors of a page, a view of the index."""
+        return PageVectors(self._scanner.vectors(int(self._slots[row])).numpy())
+
+    def _allowed(self, query: Query) -> np.ndarray:
+        """Mask (P,) of the pages with tokens that a query may return; none when it wants none."""
+        rows_P = self._scanner.rows_P
+        allowed_P = (rows_P >= 0) & (self._scanner.lengths_P > 0) & (query.k > 0)
+        mask = self.table.allowed(query)
+        return allowed_P if mask is None else allowed_P & mask[rows_P]
+
+    def _best(
+        self,
+        query_TD: torch.Tensor,
+        k: int,
+        slots: np.ndarray,
+        lower: np.ndarray,
+        upper: np.ndarray,
+    ) -> np.ndarray:
+        """Exact scores by row of the table of at least the best k of `slots`; NaN for all others."""
+        scores = np.full(len(self.table), np.nan, np.float32)
+        if not len(query_TD) or not len(slots):
+            return scores
+        # A page that others beat k times whatever the errors are is out; one whose bound is no number is in.
+        if k < len(slots):
+            floor = np.partition(lower, len(slots) - k)[len(slots) - k]
+            kept = ~(upper < floor)
+            slots, upper = slots[kept], upper[kept]
+        upper = np.where(np.isnan(upper), np.inf, upper)
+        order = np.argsort(-upper, kind="stable")
+        step = RESCORE_STEP * self.threads
+        found = np.empty(0, np.float32)
+        for start in range(0, len(order), step):
+            if len(found) >= k and upper[order[start]] < np.partition(found, len(found) - k)[len(found) - k]:
+                break
+            some = slots[order[start : start + step]]
+            exact = self._exact(query_TD, some)
+            scores[self._scanner.rows_P[some]] = exact
+            found = np.concatenate([found, exact[~np.isnan(exact)]])
+        return scores
+
+    def _exact(self, query_TD: torch.Tensor, slots: np.ndarray) -> np.ndarray:
+        parts = np.array_split(slots, min(self.threads, max(1, len(slots) // 2)))
+        scored = self._pool.map(
+            lambda part: [_score(query_TD, self._scanner.vectors(slot)) for slot in part.tolist()], parts
+        )
+        return np.array([score for part in scored for score in part], np.float32)
+
+
+def _batches(lengths: Sequence[int]) -> list[slice]:
+    """Consecutive queries with at most SCAN_TOKENS vectors together (or one query)."""
+    batches, first, total = [], 0, 0
+    for i, length in enumerate(lengths):
+        if i > first and total + length > SCAN_TOKENS:
+            batches.append(slice(first, i))
+            first, total = i, 0
+        total += length
+    return [*batches, slice(first, len(lengths))] if lengths else []
