@@ -33,7 +33,10 @@ class GrpoConfig(Config):
     corpus: str
     """Corpus folder."""
     index: str | None = None
-    """Index folder of that corpus; null = CORPUS/index/bm25."""
+    """Index folder of that corpus; null = CORPUS/index/RETRIEVER."""
+    retriever: str | None = None
+    """bm25, dense, colqwen or hybrid:FIRST+SECOND, in validation too; null = bm25, or the one that made
+    `index`."""
     questions: str
     """Training questions as `reader:PATH`, for example `questions:train.jsonl`; each needs gold pages."""
     drop_questions_without_gold: bool = False
@@ -127,7 +130,7 @@ class GrpoConfig(Config):
     eval_corpus: str | None = None
     """Corpus folder of the validation questions; null: that of training."""
     eval_index: str | None = None
-    """Index folder of that corpus; null = EVAL_CORPUS/index/bm25, or `index` on the training corpus."""
+    """Index folder of that corpus; null = EVAL_CORPUS/index/RETRIEVER, or `index` on the training corpus."""
     eval_limit: int | None = Field(None, ge=1)
     """The first so many questions; null: all."""
     eval_num_samples: int = Field(1, ge=1)

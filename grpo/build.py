@@ -31,7 +31,7 @@ from visor.models.lora import add_lora
 from visor.models.rendering import ChatRenderer
 from visor.models.tensors import collate, to_device
 from visor.models.transformers import TransformersClient
-from visor.retrieval.index import default_index_path, open_index
+from visor.retrieval.index import index_path, open_index
 from visor.systems.visor import VisorSystem
 from visor.types import Question, Trajectory
 
@@ -230,7 +230,8 @@ def _engine(
     temperature: float,
 ) -> RolloutEngine:
     sampling = Sampling(temperature, config.top_p, config.max_completion_length)
-    retriever = open_index(index or default_index_path(corpus.path), corpus)
+    path = index_path(corpus.path, index, config.retriever)
+    retriever = open_index(path, corpus, config.retriever)
     prompts = load_prompts(config.episode.prompts)
     system = VisorSystem(client, retriever, corpus, config.episode, prompts, sampling)
     return RolloutEngine(system, make_judge(config.judge, images), reward, config.max_concurrency)

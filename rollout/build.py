@@ -28,7 +28,7 @@ from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
 from visor.models.loading import make_client, parse_model_spec
 from visor.retrieval.base import Retriever
-from visor.retrieval.index import default_index_path, open_index
+from visor.retrieval.index import index_path, open_index
 from visor.systems.visor import EvidencePolicyFactory, VisorSystem
 from visor.taec.config import TaecConfig
 from visor.taec.policy import make_evidence_policy, switched
@@ -50,7 +50,9 @@ class AgentConfig(Config):
     corpus: str
     """Corpus folder."""
     index: str | None = None
-    """Index folder of that corpus; null = CORPUS/index/bm25."""
+    """Index folder of that corpus; null = CORPUS/index/RETRIEVER."""
+    retriever: str | None = None
+    """bm25, dense, colqwen or hybrid:FIRST+SECOND; null = bm25, or the one that made `index`."""
     taec: str = "off"
     """The TAEC layer: on, off, or the operators to turn on alone (A, M, AM)."""
     taec_config: TaecConfig = Field(default_factory=TaecConfig)
@@ -89,7 +91,7 @@ class AgentConfig(Config):
 
     @property
     def index_path(self) -> Path:
-        return Path(self.index) if self.index else default_index_path(self.corpus)
+        return index_path(self.corpus, self.index, self.retriever)
 
 
 @dataclass
@@ -109,7 +111,7 @@ def build_agent(config: AgentConfig, client: PolicyClient | None = None) -> Agen
     """
     corpus = Corpus.open(config.corpus)
     corpus.check_images()
-    retriever = open_index(config.index_path, corpus)
+    retriever = open_index(config.index_path, corpus, config.retriever)
     if client is None:
         client = build_client(config, corpus)
     system = VisorSystem(

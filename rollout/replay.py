@@ -142,9 +142,9 @@ def replay_run(
     """Replay every trajectory of a run folder; returns (trajectories replayed, differences).
 
     Corpus, index, episode and layer are the manifest's unless another `corpus` or `index` is given; another
-    corpus comes with its own index, `CORPUS/index/bm25`, where none is named. `recorded` takes the candidates
-    from the record and needs no index. ValueError when the folder is no run, or its layer asks a model for
-    slots, which a replay does not.
+    corpus comes with its own index, `CORPUS/index/RETRIEVER`, where none is named. `recorded` takes the
+    candidates from the record and needs no index. ValueError when the folder is no run, or its layer asks a
+    model for slots, which a replay does not.
     """
     manifest = read_manifest(run)
     made_with = manifest.corpus.get("path")
@@ -159,7 +159,7 @@ def replay_run(
         | paths
     )
     store = Corpus.open(config.corpus)
-    retriever = None if recorded else open_index(config.index_path, store)
+    retriever = None if recorded else open_index(config.index_path, store, config.retriever)
     policies = evidence_policy_factory(config, store, client=None)
     questions = {row["question_id"]: row for row in read_lines(Path(run) / "results.jsonl")}
     count, differences = 0, []

@@ -98,47 +98,29 @@ def _run_ingest(arguments: argparse.Namespace) -> int:
 
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("corpus", metavar="CORPUS")
-    parser.add_argument("--retriever", default="bm25", help="kind of index (default: bm25)")
-    parser.add_argument(
-        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
-    )
+    from visor.retrieval.commands import index_arguments
+
+    index_arguments(parser)
 
 
 def _run_index(arguments: argparse.Namespace) -> int:
     from data.corpus import Corpus
-    from visor.retrieval.index import build_index, default_index_path
+    from visor.retrieval.commands import run_index
 
-    path = arguments.index or default_index_path(arguments.corpus, arguments.retriever)
-    manifest = build_index(Corpus.open(arguments.corpus), path, arguments.retriever)
-    print(f"{manifest.page_count} pages indexed with {manifest.retriever} in {path}")
-    return EXIT_OK
+    return run_index(arguments, Corpus.open)
 
 
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("corpus", metavar="CORPUS")
-    parser.add_argument("query")
-    parser.add_argument("-k", type=int, default=5, help="number of pages (default: 5)")
-    parser.add_argument("--retriever", default="bm25", help="kind of index (default: bm25)")
-    parser.add_argument(
-        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
-    )
+    from visor.retrieval.commands import search_arguments
+
+    search_arguments(parser)
 
 
 def _run_search(arguments: argparse.Namespace) -> int:
     from data.corpus import Corpus
-    from visor.retrieval.index import default_index_path, open_index
-    from visor.retrieval.snippet import snippet
+    from visor.retrieval.commands import run_search
 
-    corpus = Corpus.open(arguments.corpus)
-    path = arguments.index or default_index_path(arguments.corpus, arguments.retriever)
-    hits = open_index(path, corpus, arguments.retriever).search(arguments.query, arguments.k)
-    for position, hit in enumerate(hits, start=1):
-        text = snippet(corpus.page(hit.page_id).text, arguments.query)
-        print(f"{position:3d}  {hit.score:8.3f}  {hit.page_id}  {text}")
-    if not hits:
-        print("no page matches", file=sys.stderr)
-    return EXIT_OK
+    return run_search(arguments, Corpus.open)
 
 
 # ---------------------------------------------------------------- runs

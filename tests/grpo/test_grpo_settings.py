@@ -42,6 +42,14 @@ def test_a_corpus_without_its_images_is_refused(world, tmp_path):
         trainer_for(world, tmp_path / "run", corpus=str(corpus))
 
 
+def test_the_retriever_of_the_configuration_is_opened(world, tmp_path):
+    with pytest.raises(ValueError, match=r"index/dense holds no index"):
+        trainer_for(world, tmp_path / "run", retriever="dense")
+    bm25 = str(world / "corpus" / "index" / "bm25")
+    with pytest.raises(ValueError, match="made by 'bm25', not 'dense'"):
+        trainer_for(world, tmp_path / "run", retriever="dense", index=bm25)
+
+
 def test_questions_without_gold_pages_are_refused(world, tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text(Question(question_id="bare", text="x", gold_answers=["1"]).model_dump_json() + "\n")
