@@ -3,7 +3,7 @@
     score(query, page) = Σ_t max_s ⟨q_t, p_s⟩        t: tokens of the query, s: tokens of the page
 
 Nothing is ever padded, and a page without tokens matches nothing. A search takes two steps. `maxsim_scan` gives
-every page a score in bfloat16 and a proven bound on its error; then pages are scored exactly, the most
+every page a score of low precision and a proven bound on its error; then pages are scored exactly, the most
 promising first, until no page left can reach the k-th best score by its bound. The result is that of scoring
 every page exactly.
 
@@ -21,7 +21,7 @@ import torch
 
 from visor.retrieval.base import Query, ScoredPage
 from visor.retrieval.encoding import PageVectors, QueryVectors
-from visor.retrieval.maxsim_scan import PageScanner, ShardVectors, worker_pool
+from visor.retrieval.maxsim_scan import PageScanner, Precision, ShardVectors, worker_pool
 from visor.retrieval.selection import PageTable
 
 SCAN_TOKENS = 1024
@@ -72,11 +72,17 @@ class MaxSim:
     that was deleted. `threads` (default: as many as torch uses) share the work of one search.
     """
 
-    def __init__(self, shards: Sequence[ShardVectors], table: PageTable, threads: int | None = None):
+    def __init__(
+        self,
+        shards: Sequence[ShardVectors],
+        table: PageTable,
+        threads: int | None = None,
+        precision: Precision | None = None,
+    ):
         self.table = table
         self.threads = threads or torch.get_num_threads()
         self._pool: ThreadPoolExecutor = worker_pool(self.threads)
-        self._scanner = PageScanner(shards, self._pool, self.threads)
+        self._scanner = PageScanner(shards, self._pool, self.threads, precision)
         self._slots = np.full(len(table), -1, np.int64)
         live_P = self._scanner.rows_P >= 0
         self._slots[self._scanner.rows_P[live_P]] = np.flatnonzero(live_P)
@@ -91,16 +97,14 @@ class MaxSim:
         Raises ValueError for vectors of another dimension and for numbers that are not finite.
         """
         in_double = [_query_in_double(query, self.dimension) for query in vectors]
-        results: list[list[ScoredPage]] = []
-        for batch in _batches([len(query_TD) for query_TD in in_double]):
-            allowed_QP = np.stack([self._allowed(query) for query in queries[batch]])
-            lower_QP, upper_QP = self._scanner.bounds([q.float() for q in in_double[batch]], allowed_QP.any(0))
-            for i, query in enumerate(queries[batch]):
-                slots = np.flatnonzero(allowed_QP[i])
-                scores = self._best(
-                    in_double[batch][i], query.k, slots, lower_QP[i, slots], upper_QP[i, slots]
-                )
-                results.append(self.table.best(scores, query))
+        results: list[list[ScoredPage]] = [[] for _ in queries]
+        wanted = [i for i, query in enumerate(queries) if len(in_double[i]) and query.k > 0]
+        for batch in _batches(wanted, [len(query_TD) for query_TD in in_double]):
+            allowed_QP = np.stack([self._allowed(queries[i]) for i in batch])
+            bounds = self._scanner.bounds([in_double[i].float() for i in batch], allowed_QP.any(axis=0))
+            for i, allowed_P, lower_P, upper_P in zip(batch, allowed_QP, *bounds):
+                scores = self._best(in_double[i], queries[i].k, np.flatnonzero(allowed_P), lower_P, upper_P)
+                results[i] = self.table.best(scores, queries[i])
         return results
 
     def rescore(self, query: QueryVectors, rows: np.ndarray) -> np.ndarray:
@@ -113,35 +117,28 @@ class MaxSim:
         return PageVectors(self._scanner.vectors(int(self._slots[row])).numpy())
 
     def _allowed(self, query: Query) -> np.ndarray:
-        """Mask (P,) of the pages with tokens that a query may return; none when it wants none."""
+        """Mask (P,) of the pages with tokens that a query may return."""
         rows_P = self._scanner.rows_P
-        allowed_P = (rows_P >= 0) & (self._scanner.lengths_P > 0) & (query.k > 0)
+        allowed_P = (rows_P >= 0) & (self._scanner.lengths_P > 0)
         mask = self.table.allowed(query)
         return allowed_P if mask is None else allowed_P & mask[rows_P]
 
     def _best(
-        self,
-        query_TD: torch.Tensor,
-        k: int,
-        slots: np.ndarray,
-        lower: np.ndarray,
-        upper: np.ndarray,
+        self, query_TD: torch.Tensor, k: int, slots: np.ndarray, lower_P: np.ndarray, upper_P: np.ndarray
     ) -> np.ndarray:
-        """Exact scores by row of the table of at least the best k of `slots`; NaN for all others."""
+        """Exact scores, by row of the table, of at least the best k of `slots`; NaN for all others."""
         scores = np.full(len(self.table), np.nan, np.float32)
-        if not len(query_TD) or not len(slots):
-            return scores
-        # A page that others beat k times whatever the errors are is out; one whose bound is no number is in.
+        upper = upper_P[slots]
         if k < len(slots):
-            floor = np.partition(lower, len(slots) - k)[len(slots) - k]
-            kept = ~(upper < floor)
+            # A page that k others beat, whatever the errors are, is out; one whose bound is no number is in.
+            kept = ~(upper < _greatest(lower_P[slots], k))
             slots, upper = slots[kept], upper[kept]
         upper = np.where(np.isnan(upper), np.inf, upper)
         order = np.argsort(-upper, kind="stable")
-        step = RESCORE_STEP * self.threads
         found = np.empty(0, np.float32)
+        step = RESCORE_STEP * self.threads
         for start in range(0, len(order), step):
-            if len(found) >= k and upper[order[start]] < np.partition(found, len(found) - k)[len(found) - k]:
+            if len(found) >= k and upper[order[start]] < _greatest(found, k):
                 break
             some = slots[order[start : start + step]]
             exact = self._exact(query_TD, some)
@@ -157,12 +154,20 @@ class MaxSim:
         return np.array([score for part in scored for score in part], np.float32)
 
 
-def _batches(lengths: Sequence[int]) -> list[slice]:
-    """Consecutive queries with at most SCAN_TOKENS vectors together (or one query)."""
-    batches, first, total = [], 0, 0
-    for i, length in enumerate(lengths):
-        if i > first and total + length > SCAN_TOKENS:
-            batches.append(slice(first, i))
-            first, total = i, 0
-        total += length
-    return [*batches, slice(first, len(lengths))] if lengths else []
+def _greatest(values: np.ndarray, k: int) -> float:
+    """The k-th greatest of at least k values; what is no number counts as the least."""
+    values = np.where(np.isnan(values), -np.inf, values)
+    return float(np.partition(values, len(values) - k)[len(values) - k])
+
+
+def _batches(indices: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Consecutive indices of queries with at most SCAN_TOKENS vectors together (or one query)."""
+    batches: list[list[int]] = []
+    total = 0
+    for i in indices:
+        if not batches or total + lengths[i] > SCAN_TOKENS:
+            batches.append([])
+            total = 0
+        batches[-1].append(i)
+        total += lengths[i]
+    return batches

@@ -1,38 +1,43 @@
-"""A scan in bfloat16 that bounds the MaxSim score of every page from below and above.
+"""A fast scan that bounds the MaxSim score of every page from below and above.
 
-For a query vector q, a page vector p and their roundings q', p' to bfloat16 (both of norm at most …' below),
+Pages and queries are rounded to 8-bit integers times a scale, whose products processors add up exactly and
+several times as fast as floating-point numbers. For a query vector q, a page vector p and what they are rounded
+to, q' and p',
 
     |⟨q', p'⟩ − ⟨q, p⟩| = |⟨q' − q, p'⟩ + ⟨q, p' − p⟩| ≤ ‖q' − q‖ ‖p'‖ + ‖q‖ ‖p' − p‖      (Cauchy–Schwarz)
 
-The differences are known exactly, so their norms are measured, not estimated. The product of two bfloat16
-numbers is exact in float32; summing D of them in float32, in any order, errs by at most γ ‖q'‖ ‖p'‖, where
-γ = D 2⁻²⁴ / (1 − D 2⁻²⁴) (Higham 2002, section 3.1). The sum is then rounded to bfloat16, to nearest, which is
-monotone: the greatest rounded value is the rounded greatest value, with a relative error of at most 2⁻⁸. A max
-over a page's tokens errs by no more than its terms, and the sum over the query's tokens by the sum of theirs.
+The differences are known, so their norms are measured, not estimated. A max over a page's tokens errs by no more
+than the worst of its terms, and the sum over the query's tokens by no more than the sum of theirs. Where the
+processor has no fast exact product of 8-bit integers, the scan computes in float32: nothing is rounded, and the
+sums of D products err by at most γ ‖q‖ ‖p‖ with γ = D 2⁻²⁴ / (1 − D 2⁻²⁴), in any order (Higham 2002, section 3.1).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from functools import cache
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
-BLOCK_TOKENS = 4096
+Precision = Literal["int8", "float32"]
+BLOCK_TOKENS = 8192
 """Page vectors scored at a time: a block's copies stay in the processor's cache. A longer page is one block."""
-ROUNDING = 2.0**-8
-"""Largest relative error of rounding to bfloat16 (8 significant bits), to nearest."""
-TINY = 2.0**-100
-"""Covers products too small for float32, which processors may take as 0."""
+SHAPE_STEP = 512
+"""Blocks are filled up to a multiple of this: libraries compile a kernel for each shape of a product."""
+LARGEST_CODE = 127
+ROUNDER = 1.5 * 2**23
+"""Added to a float32 of at most 2²² in size, leaves the nearest integer in the low bits of the sum."""
 _thread_setting = threading.Lock()
 
 
 class ShardVectors(Protocol):
-    """The part of a store's shard that is scored; see `MaxSim`."""
+    """The part of a store's shard that is scored; see `visor.retrieval.maxsim.MaxSim`."""
 
     @property
     def vectors(self) -> np.ndarray: ...
@@ -47,6 +52,7 @@ def worker_pool(threads: int) -> ThreadPoolExecutor:
     started = threading.Barrier(threads + 1)
 
     def start() -> None:
+        torch.get_num_threads()  # the first question in a thread gives it the common setting
         torch.set_num_threads(1)
         started.wait()
 
@@ -60,20 +66,82 @@ def worker_pool(threads: int) -> ThreadPoolExecutor:
     return pool
 
 
-class PageScanner:
-    """Scores every page of the shards in bfloat16, with bounds. P: pages in the order of the shards."""
+@cache
+def fastest_precision(dimension: int) -> Precision:
+    """Which scan is the faster here. "int8" only if its products are exact: without the instructions for them
+    (VNNI) a library may add pairs of products in 16 bits, which overflow."""
+    if not products_are_exact(dimension):
+        return "float32"
+    left_TD = torch.ones(32, dimension, dtype=torch.int8)
+    right_SD = torch.ones(BLOCK_TOKENS, dimension, dtype=torch.int8)
+    left_as_float, right_as_float = left_TD.float(), right_SD.float()
+    integers = _seconds(lambda: _int8_products(left_TD, right_SD))
+    floats = _seconds(lambda: torch.mm(left_as_float, right_as_float.t()))
+    return "int8" if integers < floats else "float32"
 
-    def __init__(self, shards: Sequence[ShardVectors], pool: ThreadPoolExecutor, threads: int):
+
+@cache
+def products_are_exact(dimension: int) -> bool:
+    """True when this processor and torch multiply vectors of 8-bit integers exactly; tried on some."""
+    random = torch.Generator().manual_seed(0)
+    left_TD, right_SD = (
+        torch.randint(-LARGEST_CODE, LARGEST_CODE + 1, (count, dimension), dtype=torch.int8, generator=random)
+        for count in (33, 2 * SHAPE_STEP)
+    )
+    left_TD[0] = right_SD[0] = LARGEST_CODE
+    left_TD[1] = -LARGEST_CODE
+    expected = torch.mm(left_TD.double(), right_SD.double().t())
+    try:
+        return torch.equal(_int8_products(left_TD, right_SD).double(), expected)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _int8_products(left_TD: torch.Tensor, right_SD: torch.Tensor, out: torch.Tensor | None = None):
+    """⟨left, right⟩ of int8 in int32, (T, S)."""
+    if out is None:
+        return torch._int_mm(left_TD, right_SD.t())
+    return torch._int_mm(left_TD, right_SD.t(), out=out)
+
+
+class PageScanner:
+    """Scores the pages of some shards, with bounds. P: pages in the order of the shards ("slots")."""
+
+    def __init__(
+        self,
+        shards: Sequence[ShardVectors],
+        pool: ThreadPoolExecutor,
+        threads: int,
+        precision: Precision | None = None,
+    ):
         self._pool, self._threads = pool, threads
         self._shards = [_tensor(shard.vectors) for shard in shards]
-        self._first_page = np.concatenate([[0], np.cumsum([len(shard.rows) for shard in shards])])
+        self._first_page = np.concatenate([[0], np.cumsum([len(shard.rows) for shard in shards])]).astype(int)
         self._offsets = [np.asarray(shard.offsets, np.int64) for shard in shards]
-        self.rows_P = np.concatenate([np.empty(0, np.int64), *(shard.rows for shard in shards)])
-        self.lengths_P = np.concatenate([np.empty(0, np.int64), *map(np.diff, self._offsets)])
+        none = np.empty(0, np.int64)
+        self.rows_P = np.concatenate([none, *(shard.rows for shard in shards)])
+        self.lengths_P = np.concatenate([none, *map(np.diff, self._offsets)])
         self.dimension = self._shards[0].shape[1] if shards else 0
-        # Largest norm of a page's vectors and of what rounding takes from them; NaN until a scan meets the page.
+        if precision == "int8" and not products_are_exact(self.dimension):
+            raise ValueError(
+                f"vectors of {self.dimension} numbers cannot be scanned in int8 here; use float32"
+            )
+        self._precision = precision
+        self._scales = [1.0] * len(shards)
+        # Largest norm of a page's vectors and of what rounding takes from them; NaN for a page without tokens.
         self._norm_P = np.full(len(self.rows_P), np.nan)
         self._lost_P = np.full(len(self.rows_P), np.nan)
+        self._measured = False
+        self._measuring = threading.Lock()
 
     def vectors(self, slot: int) -> torch.Tensor:
         """The vectors of a page (S, D), float16, in the index's own memory."""
@@ -84,26 +152,85 @@ class PageScanner:
     def bounds(self, queries: Sequence[torch.Tensor], wanted_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Bounds from below and above (Q, P), float64, of the scores of the wanted pages; NaN for others.
 
-        `queries`: (T, D) float32 each. Wanted pages must have tokens.
+        `queries`: (T, D) float32 each, T at least 1. Wanted pages must have tokens. The first call measures the
+        index, which takes two more reads of it.
         """
-        filled = [i for i, query_TD in enumerate(queries) if len(query_TD)]
+        self._measure()
+        rounded = _RoundedQueries(queries, self._in_integers())
         score_QP = np.full((len(queries), len(wanted_P)), np.nan)
-        size_QP = np.full((len(queries), len(wanted_P)), np.nan)
+
+        def scan(block: _Block, shard: int, first: int, end: int) -> None:
+            slots, vectors_SD, page_starts = self._pages(shard, first, end)
+            tokens = len(block.load(vectors_SD, self._scales[shard]))
+            score_QP[:, slots] = block.scores(rounded, tokens, page_starts) * self._scales[shard]
+
+        self._each_block(scan, wanted_P)
+        return self._bounds(rounded, score_QP)
+
+    def _in_integers(self) -> bool:
+        return (self._precision or fastest_precision(self.dimension)) == "int8"
+
+    def _bounds(self, rounded: _RoundedQueries, score_QP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # The norms are computed in float32, and so are the sums of a scan in float32; the exact score rounds, too.
+        gamma = 4 * (self.dimension + 16) * 2.0**-24
+        norm_P = self._norm_P * (1 + gamma) + self._lost_P
+        lost_P = self._lost_P * (1 + gamma) + self._norm_P * 2.0**-21
+        if self._in_integers():
+            # A number halfway between two codes may get either, as the instructions used depend on its place.
+            scales_P = np.repeat(self._scales, np.diff(self._first_page))
+            lost_P += scales_P * self.dimension**0.5 * 2.0**-13
+        error_QP = rounded.lost_Q[:, None] * norm_P + rounded.norm_Q[:, None] * lost_P
+        error_QP += gamma * (rounded.norm_Q + rounded.lost_Q)[:, None] * norm_P + 2.0**-100
+        error_QP *= 1 + gamma
+        return score_QP - error_QP, score_QP + error_QP
+
+    def _measure(self) -> None:
+        """Find the scale of each shard, then the norms of its pages and of what rounding takes from them."""
+        with self._measuring:
+            if self._measured:
+                return
+            filled_P = self.lengths_P > 0
+            if self._in_integers():
+                largest_P = np.zeros(len(filled_P))
+
+                def find_largest(block: _Block, shard: int, first: int, end: int) -> None:
+                    slots, vectors_SD, _ = self._pages(shard, first, end)
+                    low, high = torch.aminmax(block.in_float(vectors_SD))
+                    largest_P[slots] = max(-float(low), float(high))
+
+                self._each_block(find_largest, filled_P)
+                for shard in range(len(self._shards)):
+                    pages = slice(self._first_page[shard], self._first_page[shard + 1])
+                    largest = float(largest_P[pages].max(initial=0.0))
+                    self._scales[shard] = largest / LARGEST_CODE if 0 < largest < np.inf else 1.0
+
+            def measure(block: _Block, shard: int, first: int, end: int) -> None:
+                slots, vectors_SD, page_starts = self._pages(shard, first, end)
+                norms_S, lost_S = block.norms(vectors_SD, self._scales[shard])
+                self._norm_P[slots] = np.maximum.reduceat(norms_S, page_starts) * self._scales[shard]
+                self._lost_P[slots] = np.maximum.reduceat(lost_S, page_starts) * self._scales[shard]
+
+            self._each_block(measure, filled_P)
+            self._measured = True
+
+    def _pages(self, shard: int, first: int, end: int) -> tuple[slice, torch.Tensor, np.ndarray]:
+        """Slots, vectors (S, D) and first vector of each page of a block."""
+        offsets = self._offsets[shard]
+        slots = slice(self._first_page[shard] + first, self._first_page[shard] + end)
+        vectors_SD = self._shards[shard][offsets[first] : offsets[end]]
+        return slots, vectors_SD, offsets[first:end] - offsets[first]
+
+    def _each_block(self, work: Callable[[_Block, int, int, int], None], wanted_P: np.ndarray) -> None:
+        """Do `work` for every block of wanted pages, shared out between the threads."""
         blocks = iter(list(self._blocks(wanted_P)))
-        if filled:
-            query_TD = torch.cat([queries[i] for i in filled])
-            starts = np.cumsum([0, *(len(queries[i]) for i in filled[:-1])])
-            rounded_TD = query_TD.bfloat16()
+        in_integers = self._in_integers()
 
-            def work(_: int) -> None:
-                scan = _BlockScan(rounded_TD, starts)
-                for shard, first, end in blocks:
-                    slots = slice(self._first_page[shard] + first, self._first_page[shard] + end)
-                    score_QP[filled, slots], size_QP[filled, slots] = self._scan(scan, shard, first, end, slots)
+        def take_blocks(_: int) -> None:
+            block = _Block(self.dimension, in_integers)
+            for shard, first, end in blocks:
+                work(block, shard, first, end)
 
-            list(self._pool.map(work, range(self._threads)))
-        errors_QP = self._errors(queries, size_QP)
-        return score_QP - errors_QP, score_QP + errors_QP
+        list(self._pool.map(take_blocks, range(self._threads)))
 
     def _blocks(self, wanted_P: np.ndarray) -> Iterator[tuple[int, int, int]]:
         """Shard, first page and page after the last of runs of wanted pages of about BLOCK_TOKENS."""
@@ -117,72 +244,82 @@ class PageScanner:
                     yield shard, first, last
                     first = last
 
-    def _scan(self, scan: _BlockScan, shard: int, first: int, end: int, slots: slice):
-        offsets = self._offsets[shard]
-        vectors_SD = self._shards[shard][offsets[first] : offsets[end]]
-        page_starts = offsets[first:end] - offsets[first]
-        exact_SD, rounded_SD = scan.load(vectors_SD)
-        if np.isnan(self._norm_P[slots]).any():
-            norms_S = torch.linalg.vector_norm(exact_SD, dim=1).numpy()
-            lost_S = torch.linalg.vector_norm(exact_SD.sub_(rounded_SD), dim=1).numpy()
-            self._norm_P[slots] = np.maximum.reduceat(norms_S, page_starts)
-            self._lost_P[slots] = np.maximum.reduceat(lost_S, page_starts)
-        return scan.scores(rounded_SD, page_starts)
 
-    def _errors(self, queries: Sequence[torch.Tensor], size_QP: np.ndarray) -> np.ndarray:
-        """Bound on |score of the scan − exact score|, (Q, P); the formula of this module's head, summed over T.
+class _RoundedQueries:
+    """The vectors of some queries as the scan takes them, with the norms that the bounds need.
 
-        `size_QP`: sums of the absolute values of the maxima.
-        """
-        # The norms were themselves computed in float32.
-        slack = 1 + self.dimension * 2.0**-22
-        lost_P = self._lost_P * slack
-        norm_P = self._norm_P * slack + lost_P
-        # Twice γ for this scan's sums and once more for the exact score's own, which are more accurate.
-        gamma = 3 * (self.dimension + 8) * 2.0**-24
-        errors_QP = np.empty_like(size_QP)
-        for i, query_TD in enumerate(queries):
-            exact_TD = query_TD.double()
-            norm = float(torch.linalg.vector_norm(exact_TD, dim=1).sum())
-            lost = float(torch.linalg.vector_norm(exact_TD - query_TD.bfloat16().double(), dim=1).sum())
-            relative = ROUNDING / (1 - ROUNDING) + (len(query_TD) + 8) * 2.0**-22
-            errors_QP[i] = lost * norm_P + norm * lost_P + gamma * (norm + lost) * norm_P
-            errors_QP[i] += relative * size_QP[i] + TINY * (len(query_TD) + norm)
-        return errors_QP
+    `norm_Q` and `lost_Q`: sums over a query's vectors of their norms, and of the norms of what rounding takes.
+    """
+
+    def __init__(self, queries: Sequence[torch.Tensor], in_integers: bool):
+        exact_TD = torch.cat(list(queries)).double()
+        self.starts = np.cumsum([0, *(len(query_TD) for query_TD in queries[:-1])])
+        self.scales_T1 = torch.ones(len(exact_TD), 1, dtype=torch.float64)
+        if in_integers:
+            largest_T1 = exact_TD.abs().amax(dim=1, keepdim=True)
+            self.scales_T1 = torch.where(largest_T1 > 0, largest_T1 / LARGEST_CODE, self.scales_T1)
+            self.vectors_TD = (exact_TD / self.scales_T1).round().to(torch.int8)
+        else:
+            self.vectors_TD = exact_TD.float()
+        difference_TD = exact_TD - self.vectors_TD.double() * self.scales_T1
+        self.norm_Q = self._sum(torch.linalg.vector_norm(exact_TD, dim=1))
+        self.lost_Q = self._sum(torch.linalg.vector_norm(difference_TD, dim=1))
+
+    def _sum(self, values_T: torch.Tensor) -> np.ndarray:
+        return np.add.reduceat(values_T.numpy(), self.starts)
 
 
-class _BlockScan:
-    """One thread's buffers, and the scores of a block of pages."""
+class _Block:
+    """One thread's buffers, and what it computes of a block of pages. Rows after the block's own are left over
+    from other blocks; they fill up a product's shape and no page contains them."""
 
-    def __init__(self, queries_TD: torch.Tensor, query_starts: np.ndarray):
-        self._queries_TD, self._query_starts = queries_TD, query_starts
-        self._allocate(BLOCK_TOKENS)
+    def __init__(self, dimension: int, in_integers: bool):
+        self._in_integers = in_integers
+        self._allocate(BLOCK_TOKENS, dimension)
+        self._dots = torch.empty(0)
+        self._rounder = torch.tensor([ROUNDER])
 
-    def _allocate(self, tokens: int) -> None:
-        count, dimension = self._queries_TD.shape
-        self._exact_SD = torch.empty(tokens, dimension)
-        self._rounded_SD = torch.empty(tokens, dimension, dtype=torch.bfloat16)
-        self._dots = torch.empty(count * tokens, dtype=torch.bfloat16)
-        self._dots_in_float = torch.empty(count * tokens)
+    def _allocate(self, tokens: int, dimension: int) -> None:
+        self._floats = torch.zeros(tokens, dimension)
+        self._codes = torch.zeros(tokens, dimension, dtype=torch.int8)
 
-    def load(self, vectors_SD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies in float32 and bfloat16, valid until the next block."""
-        tokens = len(vectors_SD)
-        if tokens > len(self._exact_SD):
-            self._allocate(tokens)
-        # By way of float32: torch converts float16 to bfloat16 one number at a time.
-        exact_SD = self._exact_SD[:tokens].copy_(vectors_SD)
-        return exact_SD, self._rounded_SD[:tokens].copy_(exact_SD)
+    def in_float(self, vectors_SD: torch.Tensor) -> torch.Tensor:
+        """A copy in float32, valid until the next call."""
+        if len(vectors_SD) > len(self._floats):
+            self._allocate(-(-len(vectors_SD) // SHAPE_STEP) * SHAPE_STEP, vectors_SD.shape[1])
+        return self._floats[: len(vectors_SD)].copy_(vectors_SD)
 
-    def scores(self, vectors_SD: torch.Tensor, page_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sums over a query's tokens of the maxima, and of their absolute values; (Q, pages), float64."""
-        shape = len(self._queries_TD), len(vectors_SD)
-        count = shape[0] * shape[1]
-        dots_TS = torch.mm(self._queries_TD, vectors_SD.t(), out=self._dots[:count].view(shape))
-        in_float_TS = self._dots_in_float[:count].view(shape).copy_(dots_TS)
-        maxima_TP = np.maximum.reduceat(in_float_TS.numpy(), page_starts, axis=1).astype(np.float64)
-        score = np.add.reduceat(maxima_TP, self._query_starts, axis=0)
-        return score, np.add.reduceat(np.abs(maxima_TP), self._query_starts, axis=0)
+    def load(self, vectors_SD: torch.Tensor, scale: float) -> torch.Tensor:
+        """The vectors as the scan takes them, divided by `scale`; valid until the next call."""
+        floats_SD = self.in_float(vectors_SD)
+        if not self._in_integers:
+            return floats_SD
+        torch.add(self._rounder, floats_SD, alpha=1 / scale, out=floats_SD)
+        return self._codes[: len(vectors_SD)].copy_(floats_SD.view(torch.int32))
+
+    def norms(self, vectors_SD: torch.Tensor, scale: float) -> tuple[np.ndarray, np.ndarray]:
+        """Norms of the vectors and of what `load` takes from them, (S,) each, both divided by `scale`."""
+        loaded_SD = self.load(vectors_SD, scale)
+        exact_SD = vectors_SD.double() / scale
+        lost_SD = exact_SD - loaded_SD
+        return tuple(torch.linalg.vector_norm(x, dim=1).numpy() for x in (exact_SD, lost_SD))
+
+    def scores(self, queries: _RoundedQueries, tokens: int, page_starts: np.ndarray) -> np.ndarray:
+        """Sums over each query's tokens of their maxima over the pages of the `tokens` vectors loaded last,
+        (Q, pages), float64, divided by the pages' scale."""
+        queries_TD = queries.vectors_TD
+        pages_SD = self._codes if self._in_integers else self._floats
+        pages_SD = pages_SD[: -(-tokens // SHAPE_STEP) * SHAPE_STEP]
+        count = len(queries_TD) * len(pages_SD)
+        if count > len(self._dots):
+            self._dots = torch.empty(count, dtype=torch.int32 if self._in_integers else torch.float32)
+        dots_TS = self._dots[:count].view(len(queries_TD), len(pages_SD))
+        if self._in_integers:
+            _int8_products(queries_TD, pages_SD, out=dots_TS)
+        else:
+            torch.mm(queries_TD, pages_SD.t(), out=dots_TS)
+        maxima_TP = np.maximum.reduceat(dots_TS.numpy()[:, :tokens], page_starts, axis=1)
+        return np.add.reduceat(maxima_TP * queries.scales_T1.numpy(), queries.starts, axis=0)
 
 
 def _tensor(vectors: np.ndarray) -> torch.Tensor:
