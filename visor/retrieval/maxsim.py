@@ -2,10 +2,10 @@
 
     score(query, page) = Σ_t max_s ⟨q_t, p_s⟩        t: tokens of the query, s: tokens of the page
 
-Nothing is ever padded, and a page without tokens matches nothing. A search takes two steps. `maxsim_scan` gives
-every page a score of low precision and a proven bound on its error; then pages are scored exactly, the most
-promising first, until no page left can reach the k-th best score by its bound. The result is that of scoring
-every page exactly.
+Nothing is ever padded, and a page without tokens matches nothing. A search takes two steps. `maxsim_scan`
+gives every page a score of low precision and a proven bound on its error; then pages are scored exactly, the
+most promising first, until no page left can reach the k-th best score by its bound. The result is that of
+scoring every page exactly.
 
 Axes in names: T query tokens, S page tokens, D dimension, Q queries, P pages of the index in the order of the
 shards ("slots").
@@ -13,7 +13,7 @@ shards ("slots").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,7 +21,8 @@ import torch
 
 from visor.retrieval.base import Query, ScoredPage
 from visor.retrieval.encoding import PageVectors, QueryVectors
-from visor.retrieval.maxsim_scan import PageScanner, Precision, ShardVectors, worker_pool
+from visor.retrieval.maxsim_kernels import Precision, worker_pool
+from visor.retrieval.maxsim_scan import PageScanner, ShardVectors, StoredCodes
 from visor.retrieval.selection import PageTable
 
 SCAN_TOKENS = 1024
@@ -50,7 +51,8 @@ def _query_in_double(query: QueryVectors, dimension: int) -> torch.Tensor:
     vectors_TD = np.asarray(query.vectors_TD, np.float32)
     if vectors_TD.ndim != 2 or (len(vectors_TD) and vectors_TD.shape[1] != dimension):
         raise ValueError(
-            f"the query's vectors have the shape {vectors_TD.shape}, the index holds vectors of {dimension} numbers"
+            f"the query's vectors have the shape {vectors_TD.shape}, "
+            f"the index holds vectors of {dimension} numbers"
         )
     if not np.isfinite(vectors_TD).all():
         raise ValueError("the query's vectors hold numbers that are infinite or not numbers")
@@ -69,7 +71,8 @@ class MaxSim:
 
     `shards` have `vectors` (tokens, D) float16, `offsets` (pages + 1), int64: a page's tokens are
     `vectors[offsets[i]:offsets[i + 1]]`, and `rows` (pages), int64: a page's row in `table`, −1 for a page
-    that was deleted. `threads` (default: as many as torch uses) share the work of one search.
+    that was deleted. `threads` (default: as many as torch uses) share the work of one search. `precision` and
+    `codes` are of the scan.
     """
 
     def __init__(
@@ -78,11 +81,12 @@ class MaxSim:
         table: PageTable,
         threads: int | None = None,
         precision: Precision | None = None,
+        codes: StoredCodes | None = None,
     ):
         self.table = table
         self.threads = threads or torch.get_num_threads()
         self._pool: ThreadPoolExecutor = worker_pool(self.threads)
-        self._scanner = PageScanner(shards, self._pool, self.threads, precision)
+        self._scanner = PageScanner(shards, self._pool, self.threads, precision, codes)
         self._slots = np.full(len(table), -1, np.int64)
         live_P = self._scanner.rows_P >= 0
         self._slots[self._scanner.rows_P[live_P]] = np.flatnonzero(live_P)
@@ -96,15 +100,30 @@ class MaxSim:
 
         Raises ValueError for vectors of another dimension and for numbers that are not finite.
         """
-        in_double = [_query_in_double(query, self.dimension) for query in vectors]
         results: list[list[ScoredPage]] = [[] for _ in queries]
-        wanted = [i for i, query in enumerate(queries) if len(in_double[i]) and query.k > 0]
-        for batch in _batches(wanted, [len(query_TD) for query_TD in in_double]):
-            allowed_QP = np.stack([self._allowed(queries[i]) for i in batch])
-            bounds = self._scanner.bounds([in_double[i].float() for i in batch], allowed_QP.any(axis=0))
-            for i, allowed_P, lower_P, upper_P in zip(batch, allowed_QP, *bounds):
-                scores = self._best(in_double[i], queries[i].k, np.flatnonzero(allowed_P), lower_P, upper_P)
+        for batch, tensors, allowed_QP in self._passes(vectors, queries):
+            bounds = self._scanner.bounds([q.float() for q in tensors], np.any(allowed_QP, axis=0))
+            for i, query_TD, allowed_P, lower_P, upper_P in zip(
+                batch, tensors, allowed_QP, *bounds, strict=True
+            ):
+                scores = self._best(query_TD, queries[i].k, np.flatnonzero(allowed_P), lower_P, upper_P)
                 results[i] = self.table.best(scores, queries[i])
+        return results
+
+    def candidates(
+        self, vectors: Sequence[QueryVectors], queries: Sequence[Query], count: int
+    ) -> list[np.ndarray]:
+        """Rows of at least the `count` (or the query's k) best pages of each query by the scan's own scores,
+        unordered; fewer where fewer are allowed."""
+        results = [np.empty(0, np.int64) for _ in queries]
+        for batch, tensors, allowed_QP in self._passes(vectors, queries):
+            score_QP = self._scanner.scores([q.float() for q in tensors], np.any(allowed_QP, axis=0))
+            for i, allowed_P, score_P in zip(batch, allowed_QP, score_QP, strict=True):
+                slots, wanted = np.flatnonzero(allowed_P), max(count, queries[i].k)
+                if wanted < len(slots):
+                    scores = np.nan_to_num(score_P[slots], nan=np.inf)
+                    slots = slots[np.argpartition(-scores, wanted - 1)[:wanted]]
+                results[i] = self._scanner.rows_P[slots]
         return results
 
     def rescore(self, query: QueryVectors, rows: np.ndarray) -> np.ndarray:
@@ -115,6 +134,17 @@ class MaxSim:
     def page(self, row: int) -> PageVectors:
         """The vectors of a page, a view of the index."""
         return PageVectors(self._scanner.vectors(int(self._slots[row])).numpy())
+
+    def _passes(
+        self, vectors: Sequence[QueryVectors], queries: Sequence[Query]
+    ) -> Iterator[tuple[list[int], list[torch.Tensor], np.ndarray]]:
+        """Indices, vectors and allowed pages (Q, P) of the queries that share a pass over the index. Queries
+        without vectors or with k = 0 take none."""
+        in_double = [_query_in_double(query, self.dimension) for query in vectors]
+        wanted = [i for i, query in enumerate(queries) if len(in_double[i]) and query.k > 0]
+        for batch in _batches(wanted, [len(query_TD) for query_TD in in_double]):
+            allowed_QP = np.stack([self._allowed(queries[i]) for i in batch])
+            yield batch, [in_double[i] for i in batch], allowed_QP
 
     def _allowed(self, query: Query) -> np.ndarray:
         """Mask (P,) of the pages with tokens that a query may return."""

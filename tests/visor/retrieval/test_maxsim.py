@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from visor.retrieval import maxsim, maxsim_scan
+from visor.retrieval import maxsim, maxsim_kernels
 from visor.retrieval.base import Query
 from visor.retrieval.encoding import PageVectors, QueryVectors
 from visor.retrieval.maxsim import MaxSim, maxsim_score
@@ -164,7 +164,7 @@ def adversarial(rng, kind, *shape):
 def test_the_bounds_hold_and_the_search_is_that_of_scoring_every_page(
     seed, precision, page_kinds, query_kind, dimension
 ):
-    assume(precision == "float32" or maxsim_scan.products_are_exact(dimension))
+    assume(precision == "float32" or maxsim_kernels.products_are_exact(dimension))
     rng = np.random.default_rng(seed)
     pages = [
         adversarial(rng, page_kinds[i % len(page_kinds)], int(rng.integers(0, 9)), dimension)
@@ -217,8 +217,8 @@ def test_blocks_and_batches_do_not_change_the_result(monkeypatch):
     vectors = [QueryVectors(unit(rng, 6, 32)) for _ in range(5)]
     queries = [Query("", 6, exclude_page_ids=frozenset(ids_of(23)[i : i + 2])) for i in range(5)]
     expected = make_index(pages).search(vectors, queries)
-    monkeypatch.setattr(maxsim_scan, "BLOCK_TOKENS", 16)
-    monkeypatch.setattr(maxsim_scan, "SHAPE_STEP", 7)
+    monkeypatch.setattr(maxsim_kernels, "BLOCK_TOKENS", 16)
+    monkeypatch.setattr(maxsim_kernels, "SHAPE_STEP", 7)
     monkeypatch.setattr(maxsim, "SCAN_TOKENS", 13)
     assert make_index(pages, threads=3).search(vectors, queries) == expected
 
@@ -266,21 +266,21 @@ def test_a_page_with_numbers_that_are_none_matches_nothing_and_hides_no_other():
 
 def test_the_threads_of_a_search_leave_the_setting_of_torch():
     before = torch.get_num_threads()
-    pool = maxsim_scan.worker_pool(2)
+    pool = maxsim_kernels.worker_pool(2)
     assert torch.get_num_threads() == before
     assert pool.submit(torch.get_num_threads).result() == 1
 
 
-@pytest.mark.parametrize("dimension", (1, 2, 3, 64, 128, 200, 1000))
+@pytest.mark.parametrize("dimension", [1, 2, 3, 64, 128, 200, 1000])
 def test_products_of_codes_are_exact_where_they_are_used(dimension):
     rng = np.random.default_rng(5)
     left, right = (
         torch.from_numpy(rng.integers(-127, 128, (n, dimension)).astype(np.int8)) for n in (9, 512)
     )
     exact = left.numpy().astype(np.int64) @ right.numpy().astype(np.int64).T
-    if maxsim_scan.products_are_exact(dimension):
-        assert (maxsim_scan._int8_products(left, right).numpy() == exact).all()
+    if maxsim_kernels.products_are_exact(dimension):
+        assert (maxsim_kernels.int8_products(left, right).numpy() == exact).all()
     else:
-        assert maxsim_scan.fastest_precision(dimension) == "float32"
+        assert maxsim_kernels.fastest_precision(dimension) == "float32"
         with pytest.raises(ValueError, match="cannot be scanned in int8 here"):
             make_index([np.ones((2, dimension))], precision="int8")
