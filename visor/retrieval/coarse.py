@@ -3,13 +3,11 @@ generation.
 
 - `int8`: the codes that the exact search's scan computes, stored (half the size of the vectors again). The
   search stays exact: its bounds hold for the stored codes as for computed ones.
-- `pooled`: each page's vectors are clustered and a cluster's mean stands for its members (Clavié et al. 2024,
-  "Reducing the footprint of multi-vector retrieval with minimal performance impact via token pooling"). The
-  best pages by pooled vectors are candidates, which are scored exactly. Pages can be missed; how many is
-  measured when the index is built.
+- `pooled`: fewer vectors stand for a page's (`pooling`). The best pages by them are candidates, which are
+  scored exactly. Pages can be missed; how many is measured when the index is built.
 
 A stage's recall@5 against exact search is kept in `coarse.json`. Axes in names: S page tokens, D dimension,
-P pages of all shards ("slots"), C clusters.
+P pages of all shards ("slots").
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from visor.retrieval.generations import GENERATIONS, VectorStore
 from visor.retrieval.maxsim import MaxSim
 from visor.retrieval.maxsim_kernels import as_tensor, code_scale, worker_pool
 from visor.retrieval.maxsim_scan import StoredCodes
+from visor.retrieval.pooling import pool_tokens
 from visor.types import SCHEMA_VERSION, Record
 
 Stage = Literal["int8", "pooled"]
@@ -39,8 +38,6 @@ CODES_FILE, SCALES_FILE = "codes.bin", "scales.bin"
 POOLED_FILE, POOLED_OFFSETS_FILE = "pooled.bin", "pooled_offsets.bin"
 POOL_FACTOR = 9
 CANDIDATES = 50
-ROUNDS = 8
-"""Of k-means."""
 SAMPLE, SAMPLE_TOKENS, SAMPLE_DEPTH = 100, 20, 5
 """Pages that give the queries of a recall measurement, vectors of each in its query, and pages compared."""
 
@@ -139,7 +136,7 @@ def write_codes(store: VectorStore, folder: Path) -> None:
 
 
 def write_pooled(store: VectorStore, folder: Path, factor: int) -> None:
-    """`pooled.bin`: the pooled vectors as float16, in the order of the shards; `pooled_offsets.bin`: int64."""
+    """`pooled.bin`: pooled vectors as float16, in the order of the shards; `pooled_offsets.bin`: int64."""
     threads = torch.get_num_threads()
     counts = [0]
     with (folder / POOLED_FILE).open("wb") as stream, worker_pool(threads) as pool:
@@ -161,31 +158,6 @@ def _map_in_order(
             yield waiting.pop(0).result()
     for future in waiting:
         yield future.result()
-
-
-def pool_tokens(vectors_SD: torch.Tensor, factor: int) -> np.ndarray:
-    """(C, D) float16 with C = ⌈S / factor⌉: means of the clusters of k-means by direction, at the mean norm of
-    their members. The first centres are spread evenly over the tokens, so equal pages pool equally."""
-    tokens = len(vectors_SD)
-    count = -(-tokens // factor)
-    if count == tokens:
-        return vectors_SD.numpy().astype("<f2")
-    values_SD = vectors_SD.float()
-    norms_S = torch.linalg.vector_norm(values_SD, dim=1)
-    unit_SD = values_SD / norms_S.clamp_min(1e-30)[:, None]
-    centres_CD = unit_SD[torch.linspace(0, tokens - 1, count).round().long()]
-    nearest_S = torch.zeros(tokens, dtype=torch.long)
-    for _ in range(ROUNDS):
-        previous_S, nearest_S = nearest_S, torch.mm(unit_SD, centres_CD.t()).argmax(dim=1)
-        sums_CD = torch.zeros_like(centres_CD).index_add_(0, nearest_S, unit_SD)
-        length_C1 = torch.linalg.vector_norm(sums_CD, dim=1, keepdim=True)
-        # A cluster without members, or whose members cancel out, keeps its centre.
-        centres_CD = torch.where(length_C1 > 1e-6, sums_CD / length_C1.clamp_min(1e-6), centres_CD)
-        if torch.equal(previous_S, nearest_S):
-            break
-    members_C = torch.bincount(nearest_S, minlength=count)
-    norm_C = torch.zeros(count).index_add_(0, nearest_S, norms_S) / members_C.clamp_min(1)
-    return (centres_CD * norm_C[:, None])[members_C > 0].numpy().astype("<f2")
 
 
 def _pages(store: VectorStore) -> Iterator[tuple[torch.Tensor, bool]]:

@@ -1,16 +1,17 @@
-"""Multi-vector retrieval: every token of a query meets every vector of a page (`maxsim`), over a vector store."""
+"""Multi-vector retrieval over a vector store: every token of a query meets every vector of a page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 from visor.retrieval.base import Query, ScoredPage
 from visor.retrieval.coarse import (
     CANDIDATES,
     POOL_FACTOR,
     CoarseRecord,
+    PooledSearch,
     Stage,
     coarse_folder,
     open_stage,
@@ -58,7 +59,7 @@ class LateInteractionRetriever:
         stage = _stage(store, record, coarse)
         self.stage = stage
         if stage is None:
-            self._search = MaxSim(store.shards, store.table, threads)
+            self._search: MaxSim | PooledSearch = MaxSim(store.shards, store.table, threads)
         else:
             count = candidates or (record and record.candidates) or CANDIDATES
             self._search = open_stage(store, coarse_folder(store), stage, count, threads)
@@ -98,15 +99,15 @@ class LateInteractionRetriever:
         loaded = _load(encoder, device, options)
         settings = {"encoder": encoder if isinstance(encoder, str) else ""}
         settings |= {name: str(value) for name, value in options.items() if value is not None}
-        notes: list[str] = []
         derive = None
         if coarse is not None:
-            settings["coarse"] = coarse
-            if coarse == "pooled":
+            stage = cast(Stage, coarse)
+            settings["coarse"] = stage
+            if stage == "pooled":
                 settings |= {"pool_factor": str(pool_factor), "candidates": str(candidates)}
 
             def derive(store: VectorStore, folder: Path) -> None:
-                write_coarse(store, folder, coarse, pool_factor, candidates)
+                write_coarse(store, folder, stage, pool_factor, candidates)
 
         report = build_vectors(
             corpus,
@@ -121,8 +122,7 @@ class LateInteractionRetriever:
         )
         record = read_record(open_vectors(path))
         if record is not None:
-            notes.append(describe(record))
-        report.notes += notes
+            report.notes.append(describe(record))
         return report
 
     @classmethod
@@ -139,8 +139,8 @@ class LateInteractionRetriever:
     ) -> LateInteractionRetriever:
         """Open an index; `encoder` stands in for the one the manifest names (a model that has moved).
 
-        ValueError, saying which is which, for another corpus, an encoder that is not the one it was made with,
-        weights included, and a coarse stage that the index does not have.
+        ValueError, saying which is which, for another corpus, an encoder that is not the one it was made
+        with, weights included, and a coarse stage that the index does not have.
         """
         store = open_vectors(path, corpus)
         settings = store.manifest.settings
@@ -183,8 +183,8 @@ def describe(record: CoarseRecord) -> str:
     if record.stage == "pooled":
         what = f"vectors pooled by {record.pool_factor}, {record.candidates} candidates scored exactly"
     return (
-        f"coarse stage {record.stage} ({what}): recall@{record.depth} {record.recall:.3f} against exact search, "
-        f"with vectors of {record.queries} pages as queries"
+        f"coarse stage {record.stage} ({what}): recall@{record.depth} {record.recall:.3f} against exact "
+        f"search, with vectors of {record.queries} pages as queries"
     )
 
 
