@@ -1,8 +1,8 @@
-"""ColQwen2.5 (Faysse et al. 2024) through colpali-engine: a page image becomes a vector for each of its tokens.
+"""ColQwen2.5 (Faysse et al. 2024) through colpali-engine: a page image becomes a vector for each token.
 
 A model is a checkpoint, or a LoRA adapter, which names its base. The projection of the states to the vectors
-(`custom_text_proj`) is no part of Qwen2.5-VL: where neither base nor adapter holds it, colpali-engine starts it
-at random and answers nonsense; such a model is refused.
+(`custom_text_proj`) is no part of Qwen2.5-VL: where neither base nor adapter holds it, colpali-engine starts
+it at random and answers nonsense; such a model is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMED = 3
 
 
 class ColQwenEncoder:
-    """Reads page images and text queries. A large image is scaled down to `max_visual_tokens`; nothing is cut.
+    """Reads page images and text queries. A large image is scaled down to `max_visual_tokens`.
 
     Vectors have norm 1. A page's include those of the prompt around its image, as colpali-engine scores them;
     what a batch pads is dropped.
@@ -149,17 +149,32 @@ def _load(model: str, folder: Path, base: tuple[str, Path] | None, dtype: torch.
         network, loading = ColQwen2_5.from_pretrained(whole, dtype=dtype, output_loading_info=True)
         missing = {key for key in loading["missing_keys"] if not _in_adapter(key, adapted)}
         if not missing and base is not None:
-            missing = set(network.load_adapter(str(folder)).missing_keys)
+            missing = _load_adapter(network, folder)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{model} cannot be loaded as ColQwen2.5: {error}") from error
     if missing:
         names = sorted(missing)
         more = ", …" if len(names) > NAMED else ""
         raise ValueError(
-            f"{model} lacks {len(names)} of the model's weights ({', '.join(names[:NAMED])}{more}); what would "
-            "stand in for them is random"
+            f"{model} lacks {len(names)} of the model's weights ({', '.join(names[:NAMED])}{more}); what "
+            "would stand in for them is random"
         )
     return network.eval()
+
+
+def _load_adapter(network, folder: Path) -> set[str]:
+    """Put an adapter onto its base; returns the names of the weights that its file lacks.
+
+    ValueError when it holds weights that the model has no place for, which would be left out in silence.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    # Adapters made with older versions of Transformers name the layers otherwise.
+    names = get_model_conversion_mapping(network, key_mapping=network._checkpoint_conversion_mapping)
+    loaded = network.load_adapter(str(folder), weight_mapping=names)
+    if not loaded.missing_keys and loaded.unexpected_keys:
+        raise ValueError(f"the model has no place for {sorted(loaded.unexpected_keys)[0]} of {folder}")
+    return set(loaded.missing_keys)
 
 
 def _in_adapter(key: str, adapted: set[str]) -> bool:
@@ -176,7 +191,7 @@ def _check_type(folder: Path) -> None:
 
 
 def _tensor_names(folder: Path) -> set[str]:
-    """Names of all tensors in a folder's safetensors files, from their headers (8 bytes of length, then JSON).
+    """Names of the tensors in a folder's safetensors files, from their headers (8 bytes of length, JSON).
 
     ValueError when the folder has none, or one is damaged.
     """

@@ -1,6 +1,7 @@
-"""Fewer vectors for a page: its vectors are clustered, and the mean of a cluster stands for its members
-(Clavié et al. 2024, "Reducing the footprint of multi-vector retrieval with minimal performance impact via token
-pooling").
+"""Fewer vectors for a page: its vectors are clustered, and the mean of a cluster stands for its members.
+
+After Clavié et al. 2024, "Reducing the footprint of multi-vector retrieval with minimal performance impact
+via token pooling".
 
 Axes in names: S page tokens, C clusters, D dimension.
 """

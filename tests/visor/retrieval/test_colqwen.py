@@ -1,4 +1,4 @@
-"""ColQwen2.5 with the real colpali-engine and a tiny random model; see docs/late_interaction.md to run these."""
+"""ColQwen2.5 with the real colpali-engine and a tiny random model; docs/late_interaction.md says how."""
 
 import json
 from types import SimpleNamespace
@@ -24,8 +24,8 @@ class PictureCorpus(MemoryCorpus):
     def image(self, page_id):
         page = self.page(page_id)
         rng = np.random.default_rng(list(page.text.encode()))
-        height, width = (56 + 28 * (len(page.text) % 3), 84) if len(page.text) % 2 else (84, 140)
-        return Image.fromarray(rng.integers(0, 255, (height, width, 3), np.uint8))
+        height = 56 + 28 * (len(page.text) % 5)
+        return Image.fromarray(rng.integers(0, 255, (height, 112, 3), np.uint8))
 
 
 def tiny(path, seed=0):
@@ -180,6 +180,25 @@ def test_an_adapter_is_loaded_onto_its_base(checkpoint, tmp_path):
     adapter(checkpoint.path, tmp_path / "other" / "adapter", seed=2)
     other = load_encoder(f"colqwen:{tmp_path / 'other' / 'adapter'}")
     assert other.identity.weights_hash != encoder.identity.weights_hash
+
+
+def test_an_adapter_with_the_names_of_older_transformers_is_loaded(checkpoint, tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    model = adapter(checkpoint.path, tmp_path / "adapter", targets=r".*language_model.*q_proj$")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    weights = load_file(file)
+    old = {name.replace(".language_model.layers", ".model.layers"): w for name, w in weights.items()}
+    assert set(old) != set(weights)
+    save_file(old, file, metadata={"format": "pt"})
+    [query] = load_encoder(f"colqwen:{tmp_path / 'adapter'}").encode_queries(["gold"])
+    with torch.no_grad():
+        expected = model(**checkpoint.processor.process_queries(["gold"]))[0].numpy()
+    np.testing.assert_allclose(query.vectors_TD, expected, atol=2e-4)
+    save_file(dict(list(old.items())[1:]), file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="lacks 1 of the model's weights"):
+        load_encoder(f"colqwen:{tmp_path / 'adapter'}")
 
 
 def test_an_adapter_needs_the_projection_from_itself_or_its_base(checkpoint, tmp_path):
