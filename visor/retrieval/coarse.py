@@ -5,6 +5,7 @@ generation.
   search stays exact: its bounds hold for the stored codes as for computed ones.
 - `pooled`: fewer vectors stand for a page's (`pooling`). The best pages by them are candidates, which are
   scored exactly. Pages can be missed; how many is measured when the index is built.
+- `qdrant`: the pooled vectors are in a Qdrant collection (`visor.retrieval.qdrant`).
 
 A stage's recall@5 against exact search is kept in `coarse.json`. Axes in names: S page tokens, D dimension,
 P pages of all shards ("slots").
@@ -13,10 +14,10 @@ P pages of all shards ("slots").
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -31,13 +32,14 @@ from visor.retrieval.maxsim_scan import StoredCodes
 from visor.retrieval.pooling import pool_tokens
 from visor.types import SCHEMA_VERSION, Record
 
-Stage = Literal["int8", "pooled"]
-STAGES: tuple[Stage, ...] = ("int8", "pooled")
+Stage = Literal["int8", "pooled", "qdrant"]
 COARSE_FILE = "coarse.json"
 CODES_FILE, SCALES_FILE = "codes.bin", "scales.bin"
 POOLED_FILE, POOLED_OFFSETS_FILE = "pooled.bin", "pooled_offsets.bin"
 POOL_FACTOR = 9
 CANDIDATES = 50
+AHEAD = 4
+"""Pages pooled ahead of the one that is written, for each thread."""
 SAMPLE, SAMPLE_TOKENS, SAMPLE_DEPTH = 100, 20, 5
 """Pages that give the queries of a recall measurement, vectors of each in its query, and pages compared."""
 
@@ -49,12 +51,18 @@ class CoarseRecord(Record):
     stage: Stage
     pool_factor: int | None = None
     candidates: int | None = None
-    """Pages scored exactly for each query, of a pooled stage."""
+    """Pages scored exactly for each query, of a stage with pooled vectors."""
     recall: float
     """Mean share of the exact best `depth` pages that are found."""
     depth: int
     queries: int
     """Queries of the measurement: vectors of as many pages, each page left out of its own results."""
+
+
+class Search(Protocol):
+    """What a retriever searches with."""
+
+    def search(self, vectors: Sequence[QueryVectors], queries: Sequence[Query]) -> list[list[ScoredPage]]: ...
 
 
 @dataclass(frozen=True)
@@ -137,27 +145,25 @@ def write_codes(store: VectorStore, folder: Path) -> None:
 
 def write_pooled(store: VectorStore, folder: Path, factor: int) -> None:
     """`pooled.bin`: pooled vectors as float16, in the order of the shards; `pooled_offsets.bin`: int64."""
-    threads = torch.get_num_threads()
     counts = [0]
-    with (folder / POOLED_FILE).open("wb") as stream, worker_pool(threads) as pool:
-        live = (vectors_SD[: len(vectors_SD) * alive] for vectors_SD, alive in _pages(store))
-        for pooled in _map_in_order(pool, threads, live, factor):
+    with (folder / POOLED_FILE).open("wb") as stream:
+        for pooled in pooled_pages(store, factor):
             stream.write(pooled.tobytes())
             counts.append(len(pooled))
     np.cumsum(counts).astype("<i8").tofile(folder / POOLED_OFFSETS_FILE)
 
 
-def _map_in_order(
-    pool: ThreadPoolExecutor, threads: int, pages: Iterator[torch.Tensor], factor: int
-) -> Iterator[np.ndarray]:
-    """`pool_tokens` of each page, a few pages ahead at most."""
-    waiting = []
-    for vectors_SD in pages:
-        waiting.append(pool.submit(pool_tokens, vectors_SD, factor))
-        if len(waiting) > 4 * threads:
-            yield waiting.pop(0).result()
-    for future in waiting:
-        yield future.result()
+def pooled_pages(store: VectorStore, factor: int) -> Iterator[np.ndarray]:
+    """`pool_tokens` of every page of every shard, in order; of a deleted page none. Works ahead by a few."""
+    threads = torch.get_num_threads()
+    waiting: list[Future[np.ndarray]] = []
+    with worker_pool(threads) as pool:
+        for vectors_SD, alive in _pages(store):
+            waiting.append(pool.submit(pool_tokens, vectors_SD[: len(vectors_SD) * alive], factor))
+            if len(waiting) > AHEAD * threads:
+                yield waiting.pop(0).result()
+        for future in waiting:
+            yield future.result()
 
 
 def _pages(store: VectorStore) -> Iterator[tuple[torch.Tensor, bool]]:
@@ -177,10 +183,11 @@ def open_stage(
     stage: Stage,
     candidates: int = CANDIDATES,
     threads: int | None = None,
-) -> MaxSim | PooledSearch:
+) -> Search:
     """The search of a store with a stage whose files are in `folder`."""
     if stage == "int8":
         return MaxSim(store.shards, store.table, threads, codes=_read_codes(store, folder))
+    assert stage == "pooled"
     exact = MaxSim(store.shards, store.table, threads)
     pooled = MaxSim([read_pooled(store, folder)], store.table, threads)
     return PooledSearch(exact, pooled, candidates)
@@ -221,7 +228,7 @@ def _read_codes(store: VectorStore, folder: Path) -> StoredCodes:
     return StoredCodes(np.split(codes, ends[:-1]), *scales.reshape(3, -1))
 
 
-def measured_recall(exact: MaxSim, search: MaxSim | PooledSearch, store: VectorStore) -> tuple[float, int]:
+def measured_recall(exact: MaxSim, search: Search, store: VectorStore) -> tuple[float, int]:
     """Recall of a search against the exact one, and the number of queries: vectors of pages spread over the
     store, each searched among the other pages."""
     pages = np.flatnonzero([len(exact.page(row).vectors_TD) > 0 for row in range(len(store.table))])

@@ -47,11 +47,14 @@ def _index_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coarse",
         metavar="STAGE",
-        help="of a colqwen index: int8 (exact, faster, half the vectors' size more on disk) or pooled "
-        "(faster yet, its recall is printed); in a search also exact (default: the one the index has)",
+        help="of a colqwen index: int8 (exact, faster, half the vectors' size more on disk), pooled or "
+        "qdrant (faster yet, recall is printed); in a search also exact (default: the one the index has)",
     )
     parser.add_argument(
-        "--candidates", type=int, metavar="N", help="pages scored exactly after a pooled stage (default: 50)"
+        "--candidates",
+        type=int,
+        metavar="N",
+        help="pages scored exactly after a pooled stage (default: 50; qdrant 100)",
     )
 
 

@@ -8,10 +8,9 @@ from typing import cast, get_args
 
 from visor.retrieval.base import Query, ScoredPage
 from visor.retrieval.coarse import (
-    CANDIDATES,
     POOL_FACTOR,
     CoarseRecord,
-    PooledSearch,
+    Search,
     Stage,
     coarse_folder,
     open_stage,
@@ -28,6 +27,7 @@ from visor.types import PageStore
 
 DEFAULT_MODEL = "colqwen:vidore/colqwen2.5-v0.2"
 EXACT = "exact"
+DEFAULT_CANDIDATES = {"pooled": 50, "qdrant": 100}
 
 
 class LateInteractionRetriever:
@@ -48,21 +48,15 @@ class LateInteractionRetriever:
         candidates: int | None = None,
         threads: int | None = None,
     ):
-        """`coarse`: the stage to search with, of those the index has; None: that of the index; "exact": none.
-        `candidates`: pages scored exactly after a pooled stage; None: as many as were measured."""
+        """`coarse`: the stage to search with; None: that of the index; "exact": none. `candidates`: pages
+        scored exactly after a stage with pooled vectors; None: as many as were measured."""
         if store.identity.kind != "multi":
             raise ValueError(
                 f"the index {store.path} holds one vector a page; late interaction takes several"
             )
         self.store, self.encoder = store, encoder
-        record = read_record(store)
-        stage = _stage(store, record, coarse)
-        self.stage = stage
-        if stage is None:
-            self._search: MaxSim | PooledSearch = MaxSim(store.shards, store.table, threads)
-        else:
-            count = candidates or (record and record.candidates) or CANDIDATES
-            self._search = open_stage(store, coarse_folder(store), stage, count, threads)
+        self.stage = _stage(store, coarse)
+        self._search = _search_of(store, self.stage, candidates, threads)
 
     # ------------------------------------------------------------ build and open
 
@@ -79,35 +73,30 @@ class LateInteractionRetriever:
         batch_size: int = 4,
         coarse: str | None = None,
         pool_factor: int = POOL_FACTOR,
-        candidates: int = CANDIDATES,
+        candidates: int | None = None,
         progress: Progress | None = None,
         replace: bool = False,
     ) -> BuildReport:
         """Encode the corpus into an index folder; see `build_vectors`.
 
         `encoder`: a name for `load_encoder`, which opening loads again, or an object. `dtype` and
-        `max_visual_tokens` are of the encoder. `coarse`: "int8" or "pooled" writes that stage, and its recall
-        into the report. Raises ValueError as `build_vectors` does.
+        `max_visual_tokens` are of the encoder. `coarse`: "int8", "pooled" or "qdrant" writes that stage, and
+        its recall into the report. Raises ValueError as `build_vectors` does.
         """
-        if coarse is not None and coarse not in get_args(Stage):
-            raise ValueError(f"coarse is {coarse!r}; known stages: {', '.join(get_args(Stage))}")
-        if pool_factor < 2 or candidates < 1:
-            raise ValueError(
-                f"a pool factor is 2 or more and candidates 1 or more, got {pool_factor} and {candidates}"
-            )
+        stage = _known_stage(coarse, pool_factor, candidates)
         options = {"dtype": dtype, "max_visual_tokens": max_visual_tokens}
         loaded = _load(encoder, device, options)
         settings = {"encoder": encoder if isinstance(encoder, str) else ""}
         settings |= {name: str(value) for name, value in options.items() if value is not None}
-        derive = None
-        if coarse is not None:
-            stage = cast(Stage, coarse)
+        if stage is not None:
             settings["coarse"] = stage
-            if stage == "pooled":
-                settings |= {"pool_factor": str(pool_factor), "candidates": str(candidates)}
+        if stage in ("pooled", "qdrant"):
+            candidates = candidates or DEFAULT_CANDIDATES[stage]
+            settings |= {"pool_factor": str(pool_factor), "candidates": str(candidates)}
 
-            def derive(store: VectorStore, folder: Path) -> None:
-                write_coarse(store, folder, stage, pool_factor, candidates)
+        def derive(store: VectorStore, folder: Path) -> None:
+            if stage in ("int8", "pooled"):
+                write_coarse(store, folder, stage, pool_factor, candidates or 0)
 
         report = build_vectors(
             corpus,
@@ -117,12 +106,16 @@ class LateInteractionRetriever:
             progress=progress,
             retriever=cls.name,
             settings=settings,
-            derive=derive,
+            derive=derive if stage in ("int8", "pooled") else None,
             replace=replace,
         )
-        record = read_record(open_vectors(path))
-        if record is not None:
-            report.notes.append(describe(record))
+        if stage is not None:
+            store = open_vectors(path)
+            record = (
+                _qdrant_record(store, pool_factor, candidates) if stage == "qdrant" else read_record(store)
+            )
+            if record is not None:
+                report.notes.append(describe(record))
         return report
 
     @classmethod
@@ -180,7 +173,7 @@ class LateInteractionRetriever:
 def describe(record: CoarseRecord) -> str:
     """A stage and its recall in a line."""
     what = "8-bit codes, exact by their error bound"
-    if record.stage == "pooled":
+    if record.stage != "int8":
         what = f"vectors pooled by {record.pool_factor}, {record.candidates} candidates scored exactly"
     return (
         f"coarse stage {record.stage} ({what}): recall@{record.depth} {record.recall:.3f} against exact "
@@ -188,8 +181,37 @@ def describe(record: CoarseRecord) -> str:
     )
 
 
-def _stage(store: VectorStore, record: CoarseRecord | None, asked: str | None) -> Stage | None:
-    there = record.stage if record is not None else None
+def _known_stage(name: str | None, pool_factor: int, candidates: int | None) -> Stage | None:
+    """ValueError for a stage that there is not, and for settings out of range."""
+    if pool_factor < 2 or (candidates is not None and candidates < 1):
+        raise ValueError(
+            f"a pool factor is 2 or more and candidates 1 or more, got {pool_factor} and {candidates}"
+        )
+    if name is not None and name not in get_args(Stage):
+        raise ValueError(f"coarse is {name!r}; known stages: {', '.join(get_args(Stage))}")
+    if name == "qdrant":
+        from visor.retrieval.qdrant import import_engine
+
+        import_engine()  # before pages are encoded for hours
+    return cast("Stage | None", name)
+
+
+def _qdrant_record(store: VectorStore, pool_factor: int, candidates: int | None) -> CoarseRecord:
+    """Of the collection that is there if it fits, else of a new one."""
+    from visor.retrieval import qdrant
+
+    try:
+        record = qdrant.check_collection(store).coarse
+        if (record.pool_factor, record.candidates) == (pool_factor, candidates):
+            return record
+    except ValueError:
+        pass
+    return qdrant.write_collection(store, pool_factor, candidates or DEFAULT_CANDIDATES["qdrant"])
+
+
+def _stage(store: VectorStore, asked: str | None) -> Stage | None:
+    """The stage to search with: the one asked for, or the index's own."""
+    there = cast("Stage | None", store.manifest.settings.get("coarse"))
     if asked is None:
         return there
     if asked == EXACT:
@@ -200,6 +222,21 @@ def _stage(store: VectorStore, record: CoarseRecord | None, asked: str | None) -
             f"the index {store.path} has no coarse stage {asked!r}: it {has}; build it with --coarse {asked}"
         )
     return there
+
+
+def _search_of(
+    store: VectorStore, stage: Stage | None, candidates: int | None, threads: int | None
+) -> Search:
+    if stage is None:
+        return MaxSim(store.shards, store.table, threads)
+    if stage == "qdrant":
+        from visor.retrieval.qdrant import open_collection
+
+        return open_collection(store, candidates, threads)
+    record = read_record(store)
+    if record is None or record.stage != stage:
+        raise ValueError(f"the index {store.path} lacks the files of its stage {stage!r}; rebuild it")
+    return open_stage(store, coarse_folder(store), stage, candidates or record.candidates or 0, threads)
 
 
 def _load(encoder: str | Encoder, device: str | None, options: dict) -> Encoder:
