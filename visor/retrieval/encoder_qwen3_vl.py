@@ -6,6 +6,7 @@ vector is the last layer's state at the last token, `<|im_start|>assistant\\n` i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -35,11 +36,12 @@ class Qwen3VLEncoder:
 
     def __init__(self, model: str, device: str | None = None, max_pixels: int = MAX_PIXELS):
         """`model`: a folder or a hub name. ValueError when it holds no Qwen3-VL or lacks weights."""
+        folder, revision = model_folder(model)
+        _check_model_type(model, folder)
         import torch
         from transformers import AutoTokenizer, Qwen3VLModel
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-        folder, revision = model_folder(model)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder)
             self._images: Any = Qwen2VLImageProcessorPil.from_pretrained(folder)
@@ -91,7 +93,9 @@ class Qwen3VLEncoder:
     def encode_images(self, images: Sequence[Image]) -> np.ndarray:
         """Unit vectors (images, dimension), float32."""
         inputs = self._images(
-            images=list(images), min_pixels=MIN_PIXELS, max_pixels=self._max_pixels, return_tensors="pt"
+            images=list(images),
+            size={"shortest_edge": MIN_PIXELS, "longest_edge": self._max_pixels},
+            return_tensors="pt",
         )
         head, tail = self._frame(PAGE_INSTRUCTION)
         merge = self._images.merge_size**2
@@ -131,3 +135,14 @@ class Qwen3VLEncoder:
 
     def _pixels_per_token(self) -> int:
         return (self._images.patch_size * self._images.merge_size) ** 2
+
+
+def _check_model_type(model: str, folder: Path) -> None:
+    """Before loading: another model's weights would leave a whole Qwen3-VL to be made at random."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if config.get("model_type") != "qwen3_vl":
+        raise ValueError(
+            f"{model} is no Qwen3-VL checkpoint: its config.json is of model type "
+            f"{config.get('model_type')!r}"
+        )

@@ -22,18 +22,19 @@ class SentenceTransformerEncoder:
 
     def __init__(self, model: str, device: str | None = None):
         """`model`: a folder or a hub name. ValueError when it is not there, or the package is absent."""
+        folder, revision = model_folder(model)
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise missing_extra("sentence-transformers", "dense") from None
-        folder, revision = model_folder(model)
         try:
             self._model = SentenceTransformer(str(folder), device=device, local_files_only=True)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise ValueError(f"{model} is no sentence-transformers model: {error}") from error
         self._unit = self._model.similarity_fn_name != "dot"
         self.truncated = 0
-        dimension = self._model.get_sentence_embedding_dimension()
+        named = "get_embedding_dimension"  # since 6
+        dimension = getattr(self._model, named, self._model.get_sentence_embedding_dimension)()
         assert dimension is not None
         first = next(iter(self._model.parameters()), None)
         settings = {
