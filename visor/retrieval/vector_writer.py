@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from visor.retrieval.content import content_key, corpus_hash, corpus_name
+from visor.retrieval.content import check_owner, content_key, corpus_hash, corpus_name
 from visor.retrieval.disk import build_lock, file_sha256, sync_tree, write_atomically
 from visor.retrieval.encoding import Encoder, EncoderIdentity, PageVectors
 from visor.retrieval.generations import (
@@ -71,7 +71,8 @@ def build_vectors(
         raise ValueError(f"{corpus_name(corpus)} has no pages; there is nothing to index")
     with build_lock(path):
         build = _Build(corpus, path, encoder, shard_pages)
-        build.check_owner(replace)
+        if not replace:
+            check_owner(path, build.previous, corpus)
         build.plan(pages)
         build.write(batch_size, progress)
         name = retriever or {"single": "dense", "multi": "colqwen"}[encoder.identity.kind]
@@ -94,6 +95,8 @@ class _Build:
         self.shard_pages = shard_pages
         self.notes: list[str] = []
         self.previous = self._previous()
+        if self.previous and self.previous.identity != self.identity:
+            self.notes.append(f"replaces the index made with encoder {self.previous.identity.name!r}")
         self.kept: dict[str, set[int]] = {}
         """Shard → positions of the pages that are part of the new generation."""
         self.encoded = 0
@@ -106,18 +109,6 @@ class _Build:
         except ValueError as error:
             self.notes.append(f"the index before could not be read and is made anew: {error}")
             return None
-
-    def check_owner(self, replace: bool) -> None:
-        """ValueError when the folder holds the index of a corpus with another name."""
-        name = corpus_name(self.corpus)
-        if self.previous and self.previous.corpus != name and not replace:
-            raise ValueError(
-                f"{self.path} holds the index of corpus {self.previous.corpus!r} "
-                f"({self.previous.page_count} pages), not of {name!r}; give another folder, or --replace to "
-                "use this one"
-            )
-        if self.previous and self.previous.identity != self.identity:
-            self.notes.append(f"replaces the index made with encoder {self.previous.identity.name!r}")
 
     # ------------------------------------------------------------ plan
 
