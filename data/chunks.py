@@ -74,7 +74,9 @@ def run_chunk(request: dict[str, Any]) -> dict[str, Any]:
     kept = _read_entry(entry, folder)
     if kept is not None:
         return kept
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
     settings = RenderSettings(**request["settings"])
     rendered = render_document(Path(request["path"]), folder, settings, request["first"], CHUNK_PAGES)
     for page in rendered.pages:

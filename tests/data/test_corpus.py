@@ -1,7 +1,5 @@
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import unicodedata
@@ -297,38 +295,6 @@ def test_a_suffix_is_not_taken_twice():
 
 def run_python(code, *arguments, **options):
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], **options)
-
-
-def test_a_killed_ingest_leaves_a_corpus_that_opens(docs, make_pdf, tmp_path):
-    for number in range(4):
-        make_pdf(docs / f"n{number}.pdf", [f"{number} {n}" for n in range(100)])
-    out = tmp_path / "corpus"
-    ingest([docs / "b.pdf"], out)
-    code = """
-import sys, data.corpus_writer, data.ingest
-data.corpus_writer.SAVE_SECONDS = 0
-
-def progress(progress):
-    if progress.documents_done > 1:
-        print(progress.documents_done, flush=True)
-
-data.ingest.ingest([sys.argv[1]], sys.argv[2], workers=1, progress=progress)
-"""
-    process = run_python(code, docs, out, stdout=subprocess.PIPE, text=True)
-    process.stdout.readline()
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    corpus = Corpus.open(out)
-    done = corpus.page_counts()
-    assert 1 <= len(done) < 6
-    assert len(corpus.pages()) == sum(done.values())
-    for page in corpus.pages():
-        assert (out / page.image).is_file()
-    report = ingest([docs], out)
-    assert set(done) == set(report.unchanged)
-    assert report.pages == 414
-    assert len(list((out / "images").iterdir())) == 6
 
 
 def test_two_ingests_at_once_are_refused(docs, tmp_path):
