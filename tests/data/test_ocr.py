@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from data import corpus_files
 from data.corpus import Corpus, ingest
+from data.ocr import read_image, tiles_of
 from data.reading_order import Line, reading_text, rows_of
 from visor.cli import main
 from visor.types import Page
@@ -148,6 +150,30 @@ ingest([sys.argv[1]], sys.argv[2], ocr="on")
 assert not {"rapidocr", "onnxruntime", "cv2"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code, docs / "scan.png", tmp_path / "corpus"], check=True)
+
+
+@pytest.mark.parametrize("size", [(500, 1800), (1190, 1684), (517, 24800), (24800, 517), (28, 5600), (1, 1)])
+def test_tiles_cover_an_image_once_and_are_not_long(size):
+    width, height = size
+    tiles = tiles_of(width, height)
+    assert sum((tile.own[2] - tile.own[0]) * (tile.own[3] - tile.own[1]) for tile in tiles) == width * height
+    for tile, after in pairwise(tiles):
+        assert tile.own[:2] != after.own[:2]
+        assert tile.box[2] > after.box[0]
+        assert tile.box[3] > after.box[1]
+    for tile in tiles:
+        part = (tile.box[2] - tile.box[0], tile.box[3] - tile.box[1])
+        assert len(tiles) == 1 or max(part) <= 4 * min(part)
+    assert (len(tiles) > 1) == (max(size) > 2000)
+
+
+def test_a_long_strip_is_read_to_its_end_each_line_once(tmp_path):
+    image = Image.new("RGB", (300, 2400), "white")
+    draw = ImageDraw.Draw(image)
+    words = ["alpha", "bravo", "castle", "delta", "engine", "forest", "garden", "harbour"]
+    for number, word in enumerate(words):
+        draw.text((40, 60 + 295 * number), word, fill="black", font=ImageFont.load_default(48))
+    assert read_image(image).split() == words
 
 
 # ---------------------------------------------------------------- corpora of other versions
