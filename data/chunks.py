@@ -78,7 +78,9 @@ def run_chunk(request: dict[str, Any]) -> dict[str, Any]:
     kept = _read_entry(entry, folder)
     if kept is not None:
         return kept
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
     settings = RenderSettings(**request["settings"])
     pages = [PageFile(number, Path(path)) for number, path in request["pages"]]
     span = (folder, settings, request["first"], CHUNK_PAGES)

@@ -24,6 +24,8 @@ SAVE_SECONDS = 20.0
 """Least time between two saves of a running job."""
 SAVE_SHARE = 20
 """A save is followed by at least this many times its own duration of work."""
+LOCK_SECONDS = 2.0
+"""How long to wait for the workers of a killed ingest to end."""
 _VERSION_FOLDER = re.compile(r".*-[0-9a-f]{16}")
 
 
@@ -72,11 +74,20 @@ class CorpusWriter:
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Hold a corpus's lock; the system releases it when the process ends, however it ends."""
+def only_one(folder: Path) -> Iterator[int]:
+    """Hold a corpus's lock and give its descriptor.
+
+    The system releases the lock when the last process that has the descriptor ends, however it ends. Worker
+    processes get it too: those of a killed ingest write until they notice, and the next one waits for them.
+    """
     with (folder / ".lock").open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another ingest is working on {folder}; wait for it to end") from None
-        yield
+        give_up = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise ValueError(f"another ingest is working on {folder}; wait for it to end") from None
+                time.sleep(0.05)
+        yield stream.fileno()

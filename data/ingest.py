@@ -59,7 +59,7 @@ def ingest(
         raise ValueError(f"no PDF or image found in {names or 'an empty list of paths'}")
     (out / IMAGES_FOLDER).mkdir(parents=True, exist_ok=True)
     report = IngestReport()
-    with only_one(out), WorkerPool(workers or available_cores(), time_limit) as pool:
+    with only_one(out) as lock, WorkerPool(workers or available_cores(), time_limit, keep=(lock,)) as pool:
         corpus = CorpusWriter(out)
         stage = RenderStage(corpus, settings, found, [Path(os.path.abspath(path)) for path in paths], report)
         try:

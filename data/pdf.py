@@ -117,7 +117,7 @@ def read_page(pdf: pypdfium2.PdfDocument, number: int, dpi: float, max_pixels: i
         try:
             page = pdf[number - 1]
         except pypdfium2.PdfiumError as error:
-            raise DocumentError(str(error)) from None
+            raise DocumentError(str(error).rstrip(".")) from None
         try:
             image, drawn_dpi = _draw(page, dpi, max_pixels)
             return PdfPage(number, image, _text(page), drawn_dpi)

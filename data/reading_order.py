@@ -18,7 +18,7 @@ MIN_COLUMN_LINES = 3
 MIN_LINE_WIDTH = 0.2
 """Least median width of a column's lines, as a share of the block's width; cells of a table are shorter."""
 MIN_FILL = 0.75
-"""Least median width of a column's lines, as a share of the column's; lines of running text fill it."""
+"""Least median width of a side's rows, as a share of the side's; running text fills it."""
 
 
 @dataclass(frozen=True)
@@ -108,22 +108,29 @@ def _block(rows: list[Row], start: int) -> tuple[int, tuple[Row, Row] | None]:
 
 
 def _columns(rows: list[Row], x: float, width: float) -> tuple[Row, Row] | None:
-    """The lines on both sides of `x`, if each side is a column of running text."""
-    before = [line for row in rows for line in row if line.left < x]
-    after = [line for row in rows for line in row if line.left >= x]
-    return (before, after) if _is_column(before, width) and _is_column(after, width) else None
+    """The lines on both sides of `x`, if each side is running text."""
+    before = [[line for line in row if line.left < x] for row in rows]
+    after = [[line for line in row if line.left >= x] for row in rows]
+    if _is_text(before, width) and _is_text(after, width):
+        return [line for row in before for line in row], [line for row in after for line in row]
+    return None
 
 
 def _crosses(line: Line, x: float) -> bool:
     return line.left < x < line.right
 
 
-def _is_column(lines: list[Line], width: float) -> bool:
-    if len(lines) < MIN_COLUMN_LINES:
+def _is_text(rows: list[Row], width: float) -> bool:
+    """Whether one side of a stripe is running text, in one column or several."""
+    rows = [row for row in rows if row]
+    if len(rows) < MIN_COLUMN_LINES:
         return False
-    usual = median(line.right - line.left for line in lines)
+    lines = [line for row in rows for line in row]
     extent = max(line.right for line in lines) - min(line.left for line in lines)
-    return usual >= MIN_LINE_WIDTH * width and usual >= MIN_FILL * extent
+    fill = median(row[-1].right - row[0].left for row in rows)
+    return median(line.right - line.left for line in lines) >= MIN_LINE_WIDTH * width and (
+        fill >= MIN_FILL * extent
+    )
 
 
 def _cut(stripes: list[Stripe], row: Row, least: float) -> list[Stripe]:

@@ -7,62 +7,19 @@ import hashlib
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from data.chunks import Chunk, count_chunks, rendered_pages
+from data.chunks import Chunk, rendered_pages
 from data.corpus_files import IMAGES_FOLDER, JOURNAL_FOLDER, DocumentRecord
 from data.corpus_writer import CorpusWriter
+from data.document_job import DocumentJob, PageCount, files_state
 from data.files import file_sha256
 from data.ingest_report import IngestReport, OnProgress, Progress
-from data.render import RenderedPages, RenderSettings, is_pdf, joined_notes
+from data.render import RenderSettings, joined_notes
 from data.sources import Found, PageGroup, Source, assign_ids
 from data.workers import WorkerPool
 from visor.types import Page, make_page_id
-
-FilesState = tuple[tuple[int, int, int], ...]
-"""(bytes, time of change, inode) of each file of a document."""
-
-
-@dataclass
-class _Todo:
-    """A document to render, and the chunks that are done."""
-
-    source: Source
-    digest: str
-    state: FilesState
-    """Of its files when they were hashed."""
-    chunks: dict[int, RenderedPages] = field(default_factory=dict)
-    """By first page; they come in any order."""
-
-    @property
-    def page_count(self) -> int | None:
-        """None until a chunk is done."""
-        return next(iter(self.chunks.values())).page_count if self.chunks else None
-
-    @property
-    def complete(self) -> bool:
-        return self.page_count is not None and len(self.chunks) >= count_chunks(self.page_count)
-
-    def joined(self) -> RenderedPages:
-        chunks = [self.chunks[first] for first in sorted(self.chunks)]
-        return RenderedPages(
-            page_count=chunks[0].page_count,
-            pages=[page for chunk in chunks for page in chunk.pages],
-            notes=[note for chunk in chunks for note in chunk.notes],
-        )
-
-    def file_changed(self) -> bool:
-        """True when the file is no longer the one that was hashed."""
-        try:
-            return files_state(self.source) != self.state
-        except OSError:
-            return True
-
-    @property
-    def size(self) -> int:
-        """Bytes of its files."""
-        return sum(size for size, *_ in self.state)
 
 
 class RenderStage:
@@ -98,7 +55,7 @@ class RenderStage:
             self.report.removed.append(doc_id)
         todo = self._changed()
         self.corpus.save()
-        count = _PageCount(todo)
+        count = PageCount(list(todo.values()))
         done = 0
         for doc_id, finished in self._render(todo, pool, count):
             done += finished
@@ -111,7 +68,7 @@ class RenderStage:
         for doc_id in self.report.new:
             self.report.notes += [f"{doc_id}: {note}" for note in self.corpus.documents[doc_id].notes]
 
-    def _changed(self) -> dict[str, _Todo]:
+    def _changed(self) -> dict[str, DocumentJob]:
         """The documents to render; unchanged ones are reported and keep their pages."""
         stored: dict[str, list[Page]] = {}
         for page in self.corpus.pages.values():
@@ -135,11 +92,11 @@ class RenderStage:
                 self.corpus.documents[doc_id] = record.model_copy(update={"source": str(source.path)})
                 self.report.unchanged.append(doc_id)
             else:
-                todo[doc_id] = _Todo(source, digest, state)
+                todo[doc_id] = DocumentJob(source, digest, state)
         return todo
 
     def _render(
-        self, todo: dict[str, _Todo], pool: WorkerPool, count: _PageCount
+        self, todo: dict[str, DocumentJob], pool: WorkerPool, count: PageCount
     ) -> Iterator[tuple[str, bool]]:
         """Yields (document, whether it is finished) after every chunk."""
         waiting = dict(todo)
@@ -163,29 +120,45 @@ class RenderStage:
                 continue  # an earlier chunk of the document failed
             if outcome.kind == "disk":
                 raise OSError(errno.ENOSPC, outcome.error)
-            if outcome.error:
-                self._fail(document.source, document.digest, outcome.error)
-            else:
-                document.chunks[chunk.first] = rendered_pages(outcome.value)
-                if chunk.first == 1:
-                    more.append(chunk.following(document.chunks[1].page_count))
-                count.add(document, document.chunks[chunk.first])
-                if document.complete:
-                    self._finish(document, chunk.folder.name)
-            finished = bool(outcome.error) or document.complete
+            error = outcome.error or self._add(document, chunk, outcome.value, more, count)
+            if error:
+                self._fail(document.source, document.digest, error)
+            elif document.complete:
+                self._finish(document, chunk.folder.name)
+            finished = bool(error) or document.complete
             if finished:
                 del waiting[chunk.doc_id]
                 count.settle(document)
+                document.chunks.clear()  # its texts are in the corpus now
             yield chunk.doc_id, finished
 
-    def _first_chunk(self, document: _Todo) -> Chunk:
+    def _add(
+        self,
+        document: DocumentJob,
+        chunk: Chunk,
+        reply: dict[str, Any],
+        more: deque[Iterator[Chunk]],
+        count: PageCount,
+    ) -> str:
+        """Take a chunk's pages; returns what is wrong with the document, "" for nothing."""
+        rendered = rendered_pages(reply)
+        document.add(chunk.first, rendered)
+        if chunk.first == 1:
+            more.append(chunk.following(rendered.page_count))
+        count.add(document, rendered)
+        if document.hopeless:
+            name, pages = document.source.path.name, rendered.page_count
+            return f"{name} is damaged: it claims {pages} pages, and nearly none can be read"
+        return ""
+
+    def _first_chunk(self, document: DocumentJob) -> Chunk:
         name = folder_name(document.source.doc_id, document.digest, self.settings.recipe)
         root = self.corpus.folder
         folder, journal = root / IMAGES_FOLDER / name, root / JOURNAL_FOLDER / name
         source = document.source
         return Chunk(source.doc_id, source.path, folder, journal, self.settings, pages=source.pages)
 
-    def _finish(self, document: _Todo, folder: str) -> None:
+    def _finish(self, document: DocumentJob, folder: str) -> None:
         source, rendered = document.source, document.joined()
         doc_id = source.doc_id
         if document.file_changed():
@@ -232,56 +205,12 @@ class RenderStage:
             self.corpus.put(record, [])
 
 
-class _PageCount:
-    """Pages done and expected: those of documents that were opened, and a guess by file size for the rest."""
-
-    def __init__(self, todo: dict[str, _Todo]) -> None:
-        self.done = 0
-        self._unopened = {doc_id: document.size for doc_id, document in todo.items()}
-        self._known = {
-            doc_id: len(document.source.pages) or 1
-            for doc_id, document in todo.items()
-            if not is_pdf(document.source.path)
-        }
-        self._bytes = self._pages = 0
-        for doc_id in self._known:
-            del self._unopened[doc_id]
-
-    def add(self, document: _Todo, chunk: RenderedPages) -> None:
-        self.done += len(chunk.pages)
-        doc_id = document.source.doc_id
-        self._known[doc_id] = chunk.page_count
-        if doc_id in self._unopened:
-            self._bytes += self._unopened.pop(doc_id)
-            self._pages += chunk.page_count
-
-    def settle(self, document: _Todo) -> None:
-        """A document is finished: it counts with the pages it gave."""
-        doc_id = document.source.doc_id
-        self._unopened.pop(doc_id, None)
-        self._known[doc_id] = sum(len(chunk.pages) for chunk in document.chunks.values())
-
-    def expected(self) -> int:
-        rate = self._pages / self._bytes if self._bytes else 0.0
-        return sum(self._known.values()) + round(rate * sum(self._unopened.values()))
-
-
-def files_state(source: Source) -> FilesState:
-    """What changes when a file of a document does. OSError when one is gone."""
-    stats = [path.stat() for path in _files(source)]
-    return tuple((stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats)
-
-
 def source_sha256(source: Source) -> str:
     """Hash of a document: of its file, or of the numbers and files of its page images."""
     if not source.pages:
         return file_sha256(source.path)
     parts = "".join(f"{number}:{file_sha256(path)}\n" for number, path in source.pages)
     return hashlib.sha256(parts.encode()).hexdigest()
-
-
-def _files(source: Source) -> list[Path]:
-    return [page.path for page in source.pages] or [source.path]
 
 
 def _name(error: OSError, source: Source) -> str:

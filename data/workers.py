@@ -60,9 +60,15 @@ class WorkerPool:
     """Runs tasks in up to `workers` processes. A process starts when there is a task for it."""
 
     def __init__(
-        self, workers: int, time_limit: float = DEFAULT_TIME_LIMIT, command: list[str] | None = None
+        self,
+        workers: int,
+        time_limit: float = DEFAULT_TIME_LIMIT,
+        command: list[str] | None = None,
+        keep: tuple[int, ...] = (),
     ) -> None:
+        """`keep`: descriptors that the processes hold open as long as they run, such as a lock."""
         self.size = workers
+        self._keep = keep
         self.time_limit = time_limit
         self._command = command or worker_command()
         self._workers: list[_Worker] = []
@@ -104,7 +110,7 @@ class WorkerPool:
             if task is None:
                 return
             if idle is None:
-                idle = _Worker(self._command)
+                idle = _Worker(self._command, self._keep)
                 self._workers.append(idle)
             idle.give(task, self.time_limit)
 
@@ -152,6 +158,7 @@ class _Worker:
     """One process and what it is doing."""
 
     command: list[str]
+    keep: tuple[int, ...] = ()
     task: Task | None = None
     deadline: float = 0.0
     ready: bool = False
@@ -172,6 +179,7 @@ class _Worker:
             stderr=self._errors,
             env=environment,
             bufsize=0,
+            pass_fds=self.keep,
         )
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
