@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 FLOAT32 = 4
 LOGIT_PEAK = 16
-"""Bytes a (sampled token, entry of the vocabulary): the float32 logits, and in the backward pass the gradients
-through gather and log-sum-exp with a temporary of the latter."""
+"""Bytes a (sampled token, entry of the vocabulary): the float32 logits, and in the backward pass the
+gradients through gather and log-sum-exp with a temporary of the latter."""
 LOGIT_FORWARD = 14
 """Of the same in the forward pass: the logits, their float32 copy, and two temporaries of the entropy."""
 LOGIT_GRADIENT = 6
-"""Of the same while the gradient of the output layer's weight is made: its gradient in float32 and bfloat16."""
+"""Of the same while the gradient of the output layer's weight is made: its gradient in two types."""
 PIXELS_OF_A_PATCH = 1176
 """Values of one patch: 3 channels × 2 frames × 14 × 14."""
 

@@ -50,6 +50,9 @@ class ContextPlan:
 
     calls: list[CallLength]
     """The longest prompt of each call, whatever the limits say."""
+    page_budget: tuple[int, int]
+    """Image tokens that the budget of a page means, least and most."""
+    crop_budget: tuple[int, int]
     page_tokens: int
     """Image tokens of the fullest page."""
     crop_tokens: int
@@ -84,7 +87,9 @@ def plan_context(
 
     longest = rehearsal(material.worst, config.max_completion_length, True)
     calls = [longest.lengths(longest_turns(longest, call)) for call in range(config.episode.max_turns)]
-    limit, factor = config.max_prompt_length, renderer.patch_size * renderer.merge_size
+    factor = renderer.patch_size * renderer.merge_size
+    page, crop = page_budget(config.episode, factor), crop_budget(config.episode, factor)
+    limit = config.max_prompt_length
     stopped_at = next((c.call for c in calls if limit is not None and c.total > limit), None)
     reached = max(call.total for call in calls)
     max_prompt = reached if limit is None else min(reached, limit)
@@ -92,8 +97,10 @@ def plan_context(
     kinds: list[Kind] = ["page" if typical.reply("page") else "notice"] * (turns - 1)
     return ContextPlan(
         calls=calls,
-        page_tokens=page_budget(config.episode, factor).tokens(material.worst.page),
-        crop_tokens=crop_budget(config.episode, factor).tokens(material.worst.crop),
+        page_budget=page.token_range,
+        crop_budget=crop.token_range,
+        page_tokens=page.tokens(material.worst.page),
+        crop_tokens=crop.tokens(material.worst.crop),
         worst={
             "trajectory": _longest_trajectory_row(longest, limit),
             "turn": _longest_turn_rows(calls, longest, max_prompt),
@@ -143,7 +150,8 @@ def longest_turns(rehearsal: Rehearsal, turns: int, *, whole: bool = False) -> l
 class _Costs:
     """Tokens that one turn of each kind adds, to within the joints between texts.
 
-    `last`: the turns are followed by the last call, whose newest observation carries the forced-answer prompt.
+    `last`: the turns are followed by the last call, so the newest observation carries the forced-answer
+    prompt.
     """
 
     def __init__(self, rehearsal: Rehearsal, last: bool) -> None:

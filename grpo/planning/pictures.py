@@ -1,8 +1,8 @@
 """How many image tokens a page or a crop can take: its size and its budget decide.
 
-A budget bounds the area of a picture, but the smart resize rounds both sides to whole tokens, so what is shown
-can be less than the budget and, for narrow budgets and long pictures, one step more. What counts here is what
-is shown.
+A budget bounds the area of a picture, but the smart resize rounds both sides to whole tokens, so what is
+shown can be less than the budget and, for narrow budgets and long pictures, more. What counts here is what is
+shown.
 """
 
 from __future__ import annotations

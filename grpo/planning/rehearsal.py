@@ -190,7 +190,7 @@ class Rehearsal:
         encoded = self.renderer.encode(messages, self.scene.picture)
         parts = dict.fromkeys(("system", "question", "evidence", "replies", "observations"), 0)
         start = 0
-        for position, (message, end) in enumerate(zip(messages, encoded.message_ends)):
+        for position, end in enumerate(encoded.message_ends):
             parts[_part(position, messages)] += end - start
             start = end
         visual = sum(end - begin for begin, end in encoded.image_spans)
