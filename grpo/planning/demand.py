@@ -32,9 +32,15 @@ class Demand:
 
 
 def gpu_demand(
-    config: GrpoConfig, model_config: Any, parameters: Parameters, context: ContextPlan, launch: Launch
+    config: GrpoConfig,
+    model_config: Any,
+    parameters: Parameters,
+    context: ContextPlan,
+    launch: Launch,
+    reply_tokens: int,
 ) -> Demand:
-    """Estimate both cases. Rows are those that are trained: a longer one than `max_length` is cut."""
+    """Estimate both cases. Rows are those that are trained: a longer one than `max_length` is cut.
+    `reply_tokens` are those of a typical reply."""
     bf16 = config.bf16 or launch.bf16
     shape, how = Shape.of(model_config), compute_pass(config, model_config, launch, bf16)
     longest = _cut(context.worst[config.credit].longest, config.max_length)
@@ -42,22 +48,27 @@ def gpu_demand(
     widest = max(context.calls, key=lambda call: call.visual)
     fullest = max(context.typical_calls, key=lambda call: call.total)
 
-    def memory(row: RowLength, prompt: int, visual: int) -> Memory:
+    def memory(row: RowLength, prompt: int, reply: int, visual: int) -> Memory:
         return estimate(
             shape,
             how,
             parameters,
             launch,
             _batch(config, row, max(context.page_tokens, context.crop_tokens)),
-            RolloutBatch(sequences(config, launch), prompt, config.max_completion_length, visual),
+            RolloutBatch(sequences(config, launch), prompt, reply, visual),
             bf16=bf16,
             reference=bool(config.beta),
             weight_bytes=weight_type(config, model_config).itemsize,
         )
 
     return Demand(
-        longest=memory(longest, context.max_prompt, min(widest.visual, context.max_prompt)),
-        typical=memory(typical, min(fullest.total, context.max_prompt), fullest.visual),
+        longest=memory(
+            longest,
+            context.max_prompt,
+            config.max_completion_length,
+            min(widest.visual, context.max_prompt),
+        ),
+        typical=memory(typical, min(fullest.total, context.max_prompt), reply_tokens, fullest.visual),
         longest_row=longest,
         typical_row=typical,
         how=how,

@@ -138,8 +138,9 @@ def _deepspeed_json(path: Path) -> dict[str, Any]:
 
 
 def _fsdp(launch: Launch, settings: Mapping[str, Any]) -> Launch:
-    strategy = str(settings.get("sharding_strategy") or settings.get("reshard_after_forward") or "FULL_SHARD")
-    keeps_weights = strategy.upper() in ("SHARD_GRAD_OP", "2", "FALSE")
+    given = (settings.get(name) for name in ("sharding_strategy", "reshard_after_forward"))
+    strategy = next((value for value in given if value is not None), "FULL_SHARD")
+    keeps_weights = str(strategy).upper() in ("SHARD_GRAD_OP", "2", "FALSE")
     offloaded = str(settings.get("offload_params", "false")).lower() == "true"
     return replace(
         launch,

@@ -42,7 +42,9 @@ class Memory:
     cache: int
     """Keys and values of a rollout's sequences."""
     sampling: int
-    """The most that reading prompts needs beside them, image features included."""
+    """The most that reading prompts needs beside them."""
+    features: int
+    """Image features kept between calls, at most."""
     gathered: int
     """Weights that sharded training brings together for rollouts."""
     runtime: int = RUNTIME
@@ -57,7 +59,7 @@ class Memory:
 
     @property
     def rollout(self) -> int:
-        return self.stays + self.gathered + self.cache + self.sampling
+        return self.stays + self.gathered + self.cache + self.sampling + self.features
 
     @property
     def peak(self) -> int:
@@ -151,7 +153,7 @@ def cache_bytes(shape: Shape, batch: RolloutBatch, each: int) -> int:
     return 2 * shape.keys * each * positions * batch.sequences * (shape.layers + 1)
 
 
-def sampling_bytes(shape: Shape, batch: RolloutBatch, each: int, *, keeps_features: bool) -> int:
+def sampling_bytes(shape: Shape, batch: RolloutBatch, each: int) -> int:
     """The most that prompts or images need while they are read, `each` bytes a value."""
     tokens = batch.sequences * batch.prompt
     masked = (
@@ -163,7 +165,7 @@ def sampling_bytes(shape: Shape, batch: RolloutBatch, each: int, *, keeps_featur
     vision = patches * (FLOAT32 * PIXELS_OF_A_PATCH + values)
     features = batch.sequences * batch.visual * shape.hidden * each
     logits = batch.sequences * shape.vocabulary * 4 * FLOAT32
-    return max(language + features, vision) + logits + (FEATURE_CACHE if keeps_features else 0)
+    return max(language + features, vision) + logits
 
 
 def estimate(
@@ -189,6 +191,7 @@ def estimate(
         communication=static.communication,
         activations=peak(shape, how, batch),
         cache=cache_bytes(shape, rollouts, each),
-        sampling=sampling_bytes(shape, rollouts, each, keeps_features=not (how.vision or how.projector)),
+        sampling=sampling_bytes(shape, rollouts, each),
+        features=0 if how.vision or how.projector else FEATURE_CACHE,
         gathered=static.gathered,
     )

@@ -49,10 +49,14 @@ def model_folder(path: str) -> Path:
     """
     folder = cached_folder(path) if is_hub_name(path) else Path(path)
     if folder is None or not ((folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file()):
-        where = "is not in the local cache of the hub" if is_hub_name(path) else f"has no {CONFIG}"
+        missing = f"{path} has no {CONFIG}"
+        if is_hub_name(path):
+            missing = f"there is no folder {path}, and no model of this name in the local cache of the hub"
+        elif not Path(path).exists():
+            missing = f"there is no folder {path}"
         raise ValueError(
-            f"{path} {where}; a plan needs the model's {CONFIG} and takes its tokenizer.json where it is "
-            "there: give --model_name_or_path a folder with them, weights are not needed"
+            f"{missing}; give --model_name_or_path a folder with the model's {CONFIG} and, for exact "
+            "figures, its tokenizer.json; a plan needs no weights"
         )
     return folder
 

@@ -9,6 +9,7 @@ from grpo.planning.activations import FLOAT32
 from grpo.planning.context import ContextPlan, Rows
 from grpo.planning.demand import Demand, gib, sequences
 from grpo.planning.launch import Launch
+from grpo.planning.memory import GIB
 from grpo.planning.model import Parameters
 from grpo.planning.rehearsal import CallLength
 from grpo.planning.scene import Material
@@ -135,17 +136,26 @@ def memory_report(
         "activations": "updates, at most",
         "cache": f"rollouts, {sequences(config, launch)} sequences",
         "sampling": "rollouts, at most",
+        "features": "rollouts, at most",
         "gathered": "rollouts",
         "runtime": "assumed",
     }
-    titles = {"cache": "KV cache", "gathered": "gathered weights", "communication": "communication buffers"}
-    rows = [["GiB of one GPU", "longest", "typical", ""]]
+    titles = {
+        "cache": "KV cache",
+        "features": "image features",
+        "gathered": "gathered weights",
+        "communication": "communication buffers",
+    }
+    unit = "GiB" if demand.longest.peak >= 8 * GIB else "MiB"
+    rows = [[f"{unit} of one GPU", "longest", "typical", ""]]
     for (name, longest), (_, typical) in zip(demand.longest.lines(), demand.typical.lines()):
         if longest or name in ("reference", "optimizer"):
-            rows.append([titles.get(name, name), _cell(longest), _cell(typical), notes.get(name, "")])
+            rows.append(
+                [titles.get(name, name), _cell(longest, unit), _cell(typical, unit), notes.get(name, "")]
+            )
     for title in ("update", "rollout", "peak"):
         values = [getattr(memory, title) for memory in (demand.longest, demand.typical)]
-        rows.append([f"= {title}", *map(_cell, values), ""])
+        rows.append([f"= {title}", *(_cell(value, unit) for value in values), ""])
     size = "" if device is None else f" with {gib(device)} each"
     return [
         f"memory ({launch.name}{size}; {', '.join(settings)})",
@@ -166,10 +176,8 @@ def summary(config: GrpoConfig, context: ContextPlan) -> str:
     )
 
 
-def _cell(number: int) -> str:
-    return (
-        f"{number / (1 << 30):.2f}" if number >= 1 << 20 else f"{number / (1 << 30):.4f}" if number else "0"
-    )
+def _cell(number: int, unit: str) -> str:
+    return f"{number / {'GiB': 1 << 30, 'MiB': 1 << 20}[unit]:,.2f}"
 
 
 def _table(rows: Sequence[Sequence[str]], notes: bool = False) -> list[str]:
