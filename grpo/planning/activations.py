@@ -37,6 +37,8 @@ class Shape:
     """Width of one attention head."""
     layers: int
     vocabulary: int
+    tied: bool
+    """The output layer is the embedding matrix."""
     vision_hidden: int
     vision_mlp: int
     vision_heads: int
@@ -59,6 +61,7 @@ class Shape:
             head=head,
             layers=text.num_hidden_layers,
             vocabulary=text.vocab_size,
+            tied=bool(config.tie_word_embeddings),
             vision_hidden=vision.hidden_size,
             vision_mlp=vision.intermediate_size,
             vision_heads=vision.num_heads,
@@ -233,33 +236,39 @@ def weight_casts(shape: Shape, how: Pass) -> int:
 def peak(shape: Shape, how: Pass, batch: Batch) -> int:
     """Most bytes at once of a forward and backward pass, gradients that are kept not counted.
 
-    The largest of three moments: at the logits; where the gradient of the output layer's weight is made; and
-    in the layers, where a checkpointed one is computed again.
+    The largest of four moments: at the logits; where the gradient of the output layer's weight is made; in the
+    layers, where a checkpointed one is computed again; and at the embeddings, when the rest is freed.
     """
     kept = kept_for_backward(shape, how, batch)
     logits = batch.sampled * shape.vocabulary
-    output_layer = how.weights * shape.hidden * shape.vocabulary if how.language == "full" else 0
+    matrix = how.weights * shape.hidden * shape.vocabulary if how.language == "full" else 0
     casts = weight_casts(shape, how) if how.autocast and how.checkpointing else 0
+    # A tied matrix has two gradients: the first waits for the second, and their sum is a third.
+    waiting, at_embeddings = (matrix, 3 * matrix) if shape.tied else (0, matrix)
     moments = [
-        max(LOGIT_PEAK * logits, LOGIT_FORWARD * logits + casts),
-        LOGIT_GRADIENT * logits + output_layer,
-        _in_layers(shape, how, batch),
+        kept + max(LOGIT_PEAK * logits, LOGIT_FORWARD * logits + casts),
+        kept + LOGIT_GRADIENT * logits + matrix,
+        kept + waiting + _in_layers(shape, how, batch),
+        at_embeddings + how.compute * shape.hidden * batch.tokens,
     ]
-    pixels = FLOAT32 * PIXELS_OF_A_PATCH * batch.patches
-    return pixels + kept + max(moments)
+    return FLOAT32 * PIXELS_OF_A_PATCH * batch.patches + max(moments)
 
 
 def _in_layers(shape: Shape, how: Pass, batch: Batch) -> int:
-    """Beyond what is kept: without checkpointing the gradients through the last norm, in float32; with it one
-    layer computed again and the gradients of its values."""
+    """Beyond what is kept: without checkpointing the gradients through the last norm, in float32, or those in
+    the midst of a layer; with it one layer computed again and its gradients, when the last norm is done."""
+    gradients = _gradients(shape, how, batch)
     if not how.checkpointing:
-        return max(5 * FLOAT32 * shape.hidden, _gradients(shape, how)) * batch.tokens
+        return max(5 * FLOAT32 * shape.hidden, gradients) * batch.tokens
     once = replace(how, checkpointing=False)
-    again = _gradients(shape, how) + how.compute * shape.mlp
+    again = gradients + how.compute * shape.mlp - _norm(shape.hidden, how, how.language == "full")
     return kept_by_layer(shape, once, batch) + again * batch.tokens
 
 
-def _gradients(shape: Shape, how: Pass) -> int:
+def _gradients(shape: Shape, how: Pass, batch: Batch) -> int:
     """Bytes a token of the gradients in the midst of a layer; adapters in float32 have theirs beside."""
     beside = FLOAT32 if how.language == "lora" and how.compute != FLOAT32 and not how.autocast else 0
-    return (how.compute + beside) * (2 * shape.hidden + shape.mlp)
+    values = (how.compute + beside) * (2 * shape.hidden + shape.mlp)
+    if how.attention != "eager":
+        return values
+    return max(values, shape.heads * batch.length * (FLOAT32 + how.compute))
