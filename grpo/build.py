@@ -12,6 +12,7 @@ from transformers import get_scheduler
 
 from data.corpus import Corpus
 from grpo.arguments import GrpoConfig
+from grpo.plan import check_limits
 from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
 from grpo.trackers import accelerator_arguments, check_installed, start_trackers
@@ -54,6 +55,9 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     if accelerator.is_main_process:
         write_run_config(config)
     processor = load_processor(config.model_name_or_path)
+    check_limits(
+        config, processor.tokenizer, corpus.pages(), questions, quiet=not accelerator.is_main_process
+    )
     renderer = processor.renderer()
     images = ChatImages(ImageCutter(corpus))
     auxiliary = _auxiliary_rows(config, renderer, images)
