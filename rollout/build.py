@@ -24,12 +24,14 @@ from rollout.manifest import RunManifest, environment_fields
 from visor.config import Config
 from visor.env.config import EpisodeConfig
 from visor.env.crop import ImageCutter
-from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
 from visor.models.loading import make_client, parse_model_spec
 from visor.retrieval.base import Retriever
 from visor.retrieval.index import default_index_path, open_index
-from visor.systems.visor import EvidencePolicyFactory, VisorSystem
+from visor.systems.config import LoopConfig
+from visor.systems.registry import SystemParts, build_system, check_layer, check_system
+from visor.systems.run import System
+from visor.systems.visor import EvidencePolicyFactory
 from visor.taec.config import TaecConfig
 from visor.taec.policy import make_evidence_policy, switched
 from visor.taec.requirements import ModelSlotExtractor
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
 class AgentConfig(Config):
     """What answers a question."""
 
-    system: Literal["visor"] = "visor"
+    system: str = "visor"
+    """visor, vanilla, react or dag."""
     model: str | None = None
     """hf:PATH, vllm:PATH, openai:NAME@URL or script:FILE."""
     checkpoint: str | None = None
@@ -55,6 +58,9 @@ class AgentConfig(Config):
     """The TAEC layer: on, off, or the operators to turn on alone (A, M, AM)."""
     taec_config: TaecConfig = Field(default_factory=TaecConfig)
     episode: EpisodeConfig = Field(default_factory=EpisodeConfig)
+    """Of the system visor."""
+    loop: LoopConfig = Field(default_factory=LoopConfig)
+    """Of the systems vanilla, react and dag."""
     temperature: float = Field(0.1, ge=0)
     """0 = greedy. 0.1 is what VISOR's public code evaluates with."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -67,6 +73,10 @@ class AgentConfig(Config):
     """Tokens of prompt and reply that the model takes; a longer request ends the episode."""
     max_images: int | None = None
     """Images that a request may hold."""
+    jpeg_quality: int = Field(95, ge=1, le=95)
+    """Of the pictures sent to an endpoint."""
+    max_image_bytes: int | None = Field(None, ge=1000)
+    """A picture of more JPEG bytes than this is sent smaller; null = no limit."""
     batch_size: int = Field(64, ge=1)
     """Requests that a local model answers in one batch."""
     torch_threads: int | None = Field(None, ge=1)
@@ -77,6 +87,11 @@ class AgentConfig(Config):
     def _yaml_switch(cls, value: object) -> object:
         """YAML reads a bare `on` or `off` as a truth value."""
         return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+    @field_validator("system")
+    @classmethod
+    def _known_system(cls, value: str) -> str:
+        return check_system(value)
 
     @property
     def model_spec(self) -> str:
@@ -96,7 +111,7 @@ class AgentConfig(Config):
 class Agent:
     """A system that is ready to answer, and what it is made of."""
 
-    system: VisorSystem
+    system: System
     client: PolicyClient
     corpus: Corpus
     retriever: Retriever
@@ -112,16 +127,23 @@ def build_agent(config: AgentConfig, client: PolicyClient | None = None) -> Agen
     retriever = open_index(config.index_path, corpus)
     if client is None:
         client = build_client(config, corpus)
-    system = VisorSystem(
+    system = make_system(config, corpus, retriever, client)
+    return Agent(system, client, corpus, retriever)
+
+
+def make_system(config: AgentConfig, corpus: PageStore, retriever: Retriever, client: PolicyClient) -> System:
+    """The configured system around its parts, under the TAEC layer where that is on."""
+    sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_new_tokens)
+    parts = SystemParts(
         client,
         retriever,
         corpus,
+        sampling,
         config.episode,
-        load_prompts(config.episode.prompts),
-        Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_new_tokens),
+        config.loop,
         evidence_policy_factory(config, corpus, client),
     )
-    return Agent(system, client, corpus, retriever)
+    return build_system(config.system, parts)
 
 
 def build_client(config: AgentConfig, corpus: PageStore) -> PolicyClient:
@@ -140,6 +162,7 @@ def build_client(config: AgentConfig, corpus: PageStore) -> PolicyClient:
         max_context=config.max_context,
         max_images=config.max_images,
         batch_size=config.batch_size,
+        openai_args={"jpeg_quality": config.jpeg_quality, "max_image_bytes": config.max_image_bytes},
     )
 
 
@@ -153,6 +176,7 @@ def evidence_policy_factory(
     active = switched(config.taec, config.taec_config)
     if active is None:
         return None
+    check_layer(config.system)
     if active.slot_extractor == "rules":
         return lambda question: make_evidence_policy("on", active, question, corpus)
     if client is None:
@@ -213,11 +237,22 @@ def agent_manifest(
         index=data["index"],
         questions={"path": benchmark, "hash": digest, "n": len(questions)},
         judge=judge,
-        episode=config.episode.model_dump(mode="json"),
+        episode=(config.episode if config.system == "visor" else config.loop).model_dump(mode="json"),
         taec=active.model_dump(mode="json") | {"operators": active.operators} if active else {},
-        sampling={name: getattr(config, name) for name in ("temperature", "top_p", "max_new_tokens")},
+        sampling=describe_sampling(config),
         seed=seed,
     )
+
+
+def describe_sampling(config: AgentConfig) -> dict[str, Any]:
+    """The manifest's `sampling` field; how pictures are sent is named where it is not the usual way."""
+    usual = ("temperature", "top_p", "max_new_tokens")
+    sent = [n for n in ("jpeg_quality", "max_image_bytes") if getattr(config, n) != _default(n)]
+    return {name: getattr(config, name) for name in (*usual, *sent)}
+
+
+def _default(name: str) -> Any:
+    return AgentConfig.model_fields[name].default
 
 
 def make_judge(name: str, images: ImageSource | None = None) -> Judge:
