@@ -32,6 +32,7 @@ from visor.systems.config import LoopConfig
 from visor.systems.registry import SystemParts, build_system, check_layer, check_system
 from visor.systems.run import System
 from visor.systems.visor import EvidencePolicyFactory
+from visor.taec.captions import Captions
 from visor.taec.config import TaecConfig
 from visor.taec.policy import make_evidence_policy, switched
 from visor.taec.requirements import ModelSlotExtractor
@@ -55,7 +56,7 @@ class AgentConfig(Config):
     index: str | None = None
     """Index folder of that corpus; null = CORPUS/index/bm25."""
     taec: str = "off"
-    """The TAEC layer: on, off, or the operators to turn on alone (A, M, AM)."""
+    """The TAEC layer: on, off, or the operators to turn on alone (A, M, V, AM, …)."""
     taec_config: TaecConfig = Field(default_factory=TaecConfig)
     episode: EpisodeConfig = Field(default_factory=EpisodeConfig)
     """Of the system visor."""
@@ -177,15 +178,16 @@ def evidence_policy_factory(
     if active is None:
         return None
     check_layer(config.system)
+    captions = Captions(corpus)
     if active.slot_extractor == "rules":
-        return lambda question: make_evidence_policy("on", active, question, corpus)
+        return lambda question: make_evidence_policy("on", active, question, corpus, None, captions)
     if client is None:
         raise ValueError("the TAEC slots come from a model, and there is none here")
     extractor = ModelSlotExtractor(client, active.max_slots)
 
     async def with_model_slots(question: Question) -> EvidencePolicy | None:
         slots = await extractor.extract(question.text)
-        return make_evidence_policy("on", active, question, corpus, slots)
+        return make_evidence_policy("on", active, question, corpus, slots, captions)
 
     return with_model_slots
 

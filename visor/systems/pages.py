@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from visor.env.retained import at_most
 from visor.systems.config import TOKEN_AREA, LoopConfig
 from visor.types import ImagePart, ImageRef, Message, Part, TextPart
 
@@ -35,14 +36,7 @@ def with_visual_budget(messages: Sequence[Message], budget: int) -> list[Message
 
 def _limited(message: Message, limit: int) -> Message:
     content = [
-        ImagePart(image=limited(part.image, limit)) if isinstance(part, ImagePart) else part
+        ImagePart(image=at_most(part.image, limit)) if isinstance(part, ImagePart) else part
         for part in message.content
     ]
     return message.model_copy(update={"content": content})
-
-
-def limited(picture: ImageRef, limit: int) -> ImageRef:
-    """The picture at no more than `limit` pixels."""
-    if picture.max_pixels <= limit:
-        return picture
-    return picture.model_copy(update={"max_pixels": limit, "min_pixels": min(picture.min_pixels, limit)})
