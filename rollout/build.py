@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -20,6 +20,7 @@ from rollout.fingerprints import (
     file_fingerprint,
     retriever_fingerprint,
 )
+from rollout.layers import evidence_policy_factory, graph_policy_factory, layer_config
 from rollout.manifest import RunManifest, environment_fields
 from visor.config import Config
 from visor.env.config import EpisodeConfig
@@ -29,17 +30,10 @@ from visor.models.loading import make_client, parse_model_spec
 from visor.retrieval.base import Retriever
 from visor.retrieval.index import default_index_path, open_index
 from visor.systems.config import LoopConfig
-from visor.systems.registry import SystemParts, build_system, check_layer, check_system
+from visor.systems.registry import SystemParts, build_system, check_system
 from visor.systems.run import System
-from visor.systems.visor import EvidencePolicyFactory
-from visor.taec.captions import Captions
 from visor.taec.config import TaecConfig
-from visor.taec.policy import make_evidence_policy, switched
-from visor.taec.requirements import ModelSlotExtractor
 from visor.types import PageStore, Question
-
-if TYPE_CHECKING:
-    from visor.env.policy import EvidencePolicy
 
 
 class AgentConfig(Config):
@@ -135,15 +129,13 @@ def build_agent(config: AgentConfig, client: PolicyClient | None = None) -> Agen
 def make_system(config: AgentConfig, corpus: PageStore, retriever: Retriever, client: PolicyClient) -> System:
     """The configured system around its parts, under the TAEC layer where that is on."""
     sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_new_tokens)
-    parts = SystemParts(
-        client,
-        retriever,
-        corpus,
-        sampling,
-        config.episode,
-        config.loop,
-        evidence_policy_factory(config, corpus, client),
-    )
+    parts = SystemParts(client, retriever, corpus, sampling, config.episode, config.loop)
+    if layer_config(config) is None:
+        return build_system(config.system, parts)
+    if config.system == "dag":
+        parts = replace(parts, graph_policies=graph_policy_factory(config, corpus, client))
+    else:
+        parts = replace(parts, evidence_policies=evidence_policy_factory(config, corpus, client))
     return build_system(config.system, parts)
 
 
@@ -165,31 +157,6 @@ def build_client(config: AgentConfig, corpus: PageStore) -> PolicyClient:
         batch_size=config.batch_size,
         openai_args={"jpeg_quality": config.jpeg_quality, "max_image_bytes": config.max_image_bytes},
     )
-
-
-def evidence_policy_factory(
-    config: AgentConfig, corpus: PageStore, client: PolicyClient | None
-) -> EvidencePolicyFactory | None:
-    """What makes the TAEC layer for each question; None when it is off.
-
-    `client` is asked for the slots when the layer's slot extractor is a model; ValueError without one.
-    """
-    active = switched(config.taec, config.taec_config)
-    if active is None:
-        return None
-    check_layer(config.system)
-    captions = Captions(corpus)
-    if active.slot_extractor == "rules":
-        return lambda question: make_evidence_policy("on", active, question, corpus, None, captions)
-    if client is None:
-        raise ValueError("the TAEC slots come from a model, and there is none here")
-    extractor = ModelSlotExtractor(client, active.max_slots)
-
-    async def with_model_slots(question: Question) -> EvidencePolicy | None:
-        slots = await extractor.extract(question.text)
-        return make_evidence_policy("on", active, question, corpus, slots, captions)
-
-    return with_model_slots
 
 
 def describe_model(spec: str) -> dict[str, Any]:
@@ -226,7 +193,7 @@ def agent_manifest(
 ) -> RunManifest:
     """What a run of `agent` over `questions`, read as `benchmark`, is made with; `model` is described."""
     data = describe_data(config, agent)
-    active = switched(config.taec, config.taec_config)
+    active = layer_config(config)
     digest = hashlib.sha256("\n".join(q.model_dump_json() for q in questions).encode()).hexdigest()
     return RunManifest(
         **environment_fields(),

@@ -13,6 +13,7 @@ from typing import Any
 
 from data.corpus import Corpus
 from rollout.build import AgentConfig, make_system
+from rollout.layers import layer_config
 from rollout.manifest import read_manifest
 from rollout.recorder import read_lines
 from rollout.run_folder import TRAJECTORIES_NAME
@@ -23,7 +24,6 @@ from visor.retrieval.base import Retriever, ScoredPage
 from visor.retrieval.index import open_index
 from visor.systems.run import System
 from visor.systems.visor import EvidencePolicyFactory, VisorSystem
-from visor.taec.policy import switched
 from visor.types import (
     Completion,
     PageStore,
@@ -179,7 +179,8 @@ def replay_run(
     )
     store = Corpus.open(config.corpus)
     retriever = None if recorded else open_index(config.index_path, store)
-    if switched(config.taec, config.taec_config) and config.taec_config.slot_extractor == "model":
+    layer = layer_config(config)
+    if layer is not None and layer.slot_extractor == "model":
         raise ValueError("the TAEC slots of this run come from a model, which a replay does not ask")
 
     def make(client: PolicyClient, candidates: Retriever) -> System:

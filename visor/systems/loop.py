@@ -82,6 +82,10 @@ class QuestionPlay(Protocol):
 
     def action(self, call: Call, raw: str) -> Action: ...
 
+    def answered(self, call: Call, text: str) -> None:
+        """Take note of the answer."""
+        ...
+
     def act(self, turn: Turn, call: Call) -> tuple[list[Part], dict[str, Any]]:
         """Carry out a reply that is no answer. Returns the parts of the next message and the fields of the
         observation; no parts = the next context is made anew."""
@@ -148,7 +152,9 @@ class CallLoop:
             format_ok=not call.flags,
             flags=list(call.flags),
         )
-        if not final and not isinstance(action, Answer):
+        if isinstance(action, Answer):
+            self._play.answered(call, action.text)
+        elif not final:
             parts, fields = self._play.act(turn, call)
             if parts:
                 message = self._protocol.result(completion, parts)

@@ -91,6 +91,52 @@ class ReactPrompts(SystemPrompts):
     """The last thing asked, without tools, when the forced-answer call brought no answer either."""
 
 
+class DagPrompts(SystemPrompts):
+    placeholders = {
+        "question": {"question"},
+        "graph": {"graph"},
+        "dead_end": {"query", "outcome"},
+        "picture": {"number"},
+        "found": {"node"},
+        "nothing_new": {"node"},
+        "invalid": {"reason"},
+        "forced_answer": {"question"},
+        "plain_question": {"question"},
+        "settled_argument": {"slots"},
+    }
+
+    question: str
+    graph: str
+    hints: str
+    """Heading of the hints; left out without any."""
+    dead_end: str
+    early_stop: str
+    memory: str
+    """Heading of the pictures that are shown again; left out without any."""
+    picture: str
+    found: str
+    nothing_new: str
+    summarise: str
+    """Follows the pages of a search."""
+    invalid: str
+    forced_answer: str
+    plain_question: str
+    search_tool: str
+    id_argument: str
+    parents_argument: str
+    query_argument: str
+    summary_tool: str
+    summarize_argument: str
+    memorize_argument: str
+    picture_argument: str
+    priority_argument: str
+    settled_argument: str
+    """Only where the model reports which slots are settled."""
+    answer_tool: str
+    answer_parents_argument: str
+    answer_argument: str
+
+
 PromptsT = TypeVar("PromptsT", bound=SystemPrompts)
 
 

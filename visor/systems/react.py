@@ -111,6 +111,9 @@ class _ReactQuestion:
         query = call.text("query")
         return Search(query=query) if query else Invalid(reason="the search query is empty", raw=raw)
 
+    def answered(self, call: Call, text: str) -> None:
+        """Nothing rests on it."""
+
     def act(self, turn: Turn, call: Call) -> tuple[list[Part], dict[str, Any]]:
         """What the reply brought: parts of the next message, and fields of the observation."""
         if isinstance(turn.action, Search):

@@ -35,6 +35,8 @@ class CueFile(Record):
 
     failure: PhraseFile
     confidence: PhraseFile
+    unclear: PhraseFile | None = None
+    """Failures that are no plain absence; they tell a dead end's kind, in the DAG agent's hints only."""
 
 
 class Cues:
@@ -43,6 +45,7 @@ class Cues:
     def __init__(self, phrases: CueFile):
         self._failure = GuardedPhrases(phrases.failure)
         self._confidence = GuardedPhrases(phrases.confidence)
+        self._unclear = GuardedPhrases(phrases.unclear or PhraseFile(patterns=[]))
 
     def failed(self, text: str) -> bool:
         """Whether the text says that the search led nowhere."""
@@ -51,6 +54,10 @@ class Cues:
     def confident(self, text: str) -> bool:
         """Whether the text states something as established, and does not deny it."""
         return self._confidence.match(_lines(text))
+
+    def unclear(self, text: str) -> bool:
+        """Whether a failure is that something cannot be made out."""
+        return self._unclear.match(_lines(text))
 
 
 def _lines(text: str) -> str:

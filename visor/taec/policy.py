@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from visor.env.policy import EpisodeView, EvidenceEntry, EvidencePolicy, ShownPicture
+from visor.env.tokens import estimate_tokens
 from visor.retrieval.base import ScoredPage
 from visor.taec.admission import Candidate, Coefficients, admit, gain
 from visor.taec.captions import Captions
@@ -13,7 +14,7 @@ from visor.taec.energy import MemoryItem, energies, strongest
 from visor.taec.exposure import CUES_FILE, Role, condense, load_cues, persistence, role, trace
 from visor.taec.pictures import MemoryPicture, PictureBudgets
 from visor.taec.requirements import RequirementState, SlotSet, rule_slots
-from visor.taec.text import estimate_tokens, normalise
+from visor.taec.text import normalise
 from visor.types import Message, PageStore, Question
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from functools import lru_cache
 
 # Han, kana and hangul write without spaces between words: each character is a token of its own.
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
-_WIDE = re.compile(f"[{CJK}]")
 _TOKEN = re.compile(rf"[{CJK}]|\d+(?:[.,]\d+)*|(?:(?![{CJK}])[^\W\d_])+")
 
 
@@ -33,12 +31,6 @@ def jaccard(left: frozenset[str], right: frozenset[str]) -> float:
     shared = len(left & right)
     union = len(left) + len(right) - shared
     return shared / union if union else 0.0
-
-
-def estimate_tokens(text: str) -> int:
-    """Text tokens by a rule of thumb that needs no tokenizer: a CJK character is one, four others are one."""
-    wide = len(_WIDE.findall(text))
-    return wide + math.ceil((len(text) - wide) / 4)
 
 
 def occurs(slot: str, text: str) -> bool:

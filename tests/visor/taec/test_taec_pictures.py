@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from visor.env.config import EpisodeConfig
 from visor.env.episode import Episode
 from visor.env.prompts import load_prompts
+from visor.env.tokens import estimate_tokens
 from visor.models.smart_resize import smart_resize
 from visor.retrieval.base import ScoredPage
 from visor.taec.admission import Candidate, Coefficients, admit
@@ -20,7 +21,7 @@ from visor.taec.captions import Captions
 from visor.taec.config import AllocationConfig, TaecConfig
 from visor.taec.pictures import MemoryPicture, PictureBudgets
 from visor.taec.policy import TaecPolicy, make_evidence_policy
-from visor.taec.text import estimate_tokens, occurs
+from visor.taec.text import occurs
 from visor.types import Completion, Page, Question, Search
 
 QUESTION = Question(question_id="q", text="height of the blue bridge 总收入")
