@@ -28,7 +28,26 @@ def react_reply(request):
     return f"<think>it says so</think><answer>{word}</answer>"
 
 
-REPLIES = {"vanilla": vanilla_reply, "react": react_reply}
+def dag_reply(request):
+    """The two searches, summaries and the answer, in text; the graph in the prompt tells how far it is."""
+    prompt = request.messages[1].text
+    word = prompt.split("Question: ")[1].split()[2]
+    searched = prompt.count('"parents"')
+    pending = any(message.role == "assistant" for message in request.messages)
+    if pending:
+        name, arguments = (
+            "summarize_and_memorize",
+            {"summarize": "It is there.", "memorize": [{"picture": 1}]},
+        )
+    elif searched < 2:
+        name, arguments = "add_search_node", {"id": f"s{searched}", "parent_ids": ["root"], "query": word}
+    else:
+        name, arguments = "add_answer_node", {"parent_ids": ["s0"], "answer": word}
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<think>so</think><tool_call>{call}</tool_call>"
+
+
+REPLIES = {"vanilla": vanilla_reply, "react": react_reply, "dag": dag_reply}
 
 
 @pytest.fixture
@@ -44,8 +63,8 @@ def test_a_run_of_each_system(system, config, client):
     config = config.model_copy(update={"system": system})
     metrics = evaluate(config, client)
     assert (metrics["n"], metrics["accuracy"], metrics["completeness"]) == (4, 0.75, 1.0)
-    assert metrics["mean_calls"] == {"vanilla": 1, "react": 3}[system]
-    assert metrics["mean_searches"] == {"vanilla": 1, "react": 2}[system]
+    assert metrics["mean_calls"] == {"vanilla": 1, "react": 3, "dag": 5}[system]
+    assert metrics["mean_searches"] == {"vanilla": 1, "react": 2, "dag": 2}[system]
     manifest = read_manifest(config.output)
     assert manifest.system == system
     assert manifest.episode["max_calls"] == 20
@@ -61,6 +80,21 @@ def test_a_run_of_each_system(system, config, client):
         evaluate(config.model_copy(update={"system": "visor"}), client)
     report = Path(write_report(config.output)).read_text()
     assert ("by the system" in report) is (system == "vanilla")
+
+
+@pytest.mark.parametrize(("switch", "operators"), [("on", "AMV"), ("A", "A"), ("MV", "MV")])
+def test_taec_over_the_dag_agent(switch, operators, config, client):
+    client.reply = dag_reply
+    config = config.model_copy(update={"system": "dag", "taec": switch})
+    metrics = evaluate(config, client)
+    assert metrics["accuracy"] == 0.75
+    assert read_manifest(config.output).taec["operators"] == operators
+    records = list(read_lines(Path(config.output, "trajectories.jsonl")))
+    assert {record["meta"]["evidence_policy"]["name"] for record in records} == {f"taec-{operators}"}
+    assert replay_run(config.output) == (4, [])
+    assert replay_run(config.output, recorded=True) == (4, [])
+    with pytest.raises(MixedRunError, match=f"taec: {operators} → off"):
+        evaluate(config.model_copy(update={"taec": "off"}), client)
 
 
 def test_other_settings_of_the_loop_are_another_run(config, client):

@@ -181,3 +181,22 @@ def test_taec_over_the_endpoint_makes_one_call_more_a_question(endpoint):
     assert 'The search "blue bridge" was a dead end (no result)' in prompt
     assert "add the answer now" in prompt
     assert record["allocations"][-1]["searches"] == 2
+
+
+def test_the_model_reports_what_is_settled_when_it_is_asked(endpoint):
+    [call] = SCRIPT[1].tool_calls
+    arguments = json.loads(call.arguments) | {"settled": ["height"]}
+    reported = chat_answer(None, ("c", call.name, json.dumps(arguments)))
+    replies = [native_reply(SCRIPT[0]), reported, *map(native_reply, SCRIPT[2:])]
+    server = endpoint(scripted(replies))
+    config = TaecConfig(semantic_state=True).for_dag()
+    trajectory = solve("dag", OpenAIClient("m", server.url, page_picture), config)
+    schema = server.received[0]["tools"][1]["function"]["parameters"]["properties"]["settled"]
+    assert schema["items"]["enum"] == ["height", "blue", "bridge"]
+    record = trajectory.meta["evidence_policy"]
+    assert record["slots"]["settled"] == ["height"]
+    gains = [item["gain"]["coverage"] for search in record["searches"] for item in search["admitted"]]
+    assert max(gains) > 0
+    without = endpoint(scripted(map(native_reply, SCRIPT)))
+    solve("dag", OpenAIClient("m", without.url, page_picture), TaecConfig().for_dag())
+    assert "settled" not in without.received[0]["tools"][1]["function"]["parameters"]["properties"]
