@@ -99,8 +99,7 @@ def _scale(pixels: Sequence[float], target: float, low: int, high: int) -> float
     below, above = 0.99 * low / max(positive), 1.01 * high / min(positive)
     if sum(_clipped(pixels, above, low, high)) <= target:
         return above
-    for _ in range(100):
-        middle = math.sqrt(below * above)
+    while below < (middle := math.sqrt(below * above)) < above:
         if sum(_clipped(pixels, middle, low, high)) <= target:
             below = middle
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from visor.env.policy import EpisodeView, EvidenceEntry, EvidencePolicy, ShownPicture
@@ -61,6 +62,8 @@ class TaecPolicy:
         self._renders: list[dict] = []
         self._budgets = PictureBudgets(config.allocation, self.captions, self.slots.keywords)
         self._shown_as: dict[str, Role | None] = {}
+        self._ranked: list[EvidenceEntry] | None = None
+        self._order: list[int] = []
 
     # ------------------------------------------------------------ admission
 
@@ -130,7 +133,11 @@ class TaecPolicy:
         return entry.thoughts
 
     def _is_newest(self, entry: EvidenceEntry, view: EpisodeView) -> bool:
-        later = sum(other.search_index > entry.search_index for other in view.entries)
+        """Whether fewer than `keep_newest` entries are of later searches; ordered once for a list of them."""
+        if self._ranked is not view.entries or len(self._order) != len(view.entries):
+            self._ranked = view.entries
+            self._order = sorted(other.search_index for other in view.entries)
+        later = len(self._order) - bisect_right(self._order, entry.search_index)
         return later < self.config.exposure.keep_newest
 
     def _note(self, entry: EvidenceEntry, current: Role | None, view: EpisodeView) -> None:
