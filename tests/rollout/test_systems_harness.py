@@ -1,9 +1,12 @@
 """Every system through the same commands: one run folder, the same figures, replayed from its record."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rollout.ask import ask
 from rollout.build import AgentConfig
@@ -13,6 +16,8 @@ from rollout.recorder import read_lines
 from rollout.replay import replay_run
 from rollout.report import write_report
 from sft.distill import DistillConfig, distill
+from visor.cli import main
+from visor.config import load_config
 
 
 def vanilla_reply(request):
@@ -149,3 +154,113 @@ def test_records_written_before_these_systems_are_read(config, client):
         del manifest["arguments"][name]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert replay_run(folder) == (4, [])
+
+
+def test_the_shipped_protocol_is_the_defaults_written_out(tmp_path):
+    path = Path(__file__).parents[2] / "configs" / "eval" / "baselines.yaml"
+    given = ["--corpus=c", "--benchmark=b", "--output=o", "--system=react"]
+    config = load_config(EvaluateConfig, path, given)
+    assert config.system == "react"
+    assert config.loop == EvaluateConfig(corpus="c", benchmark="b", output="o").loop
+    assert set(yaml.safe_load(path.read_text())["loop"]) == set(type(config.loop).model_fields)
+    assert (config.temperature, config.max_concurrency) == (0.3, 3)
+    assert (config.jpeg_quality, config.max_image_bytes) == (75, 38_000)
+
+
+def test_a_scripted_model_plays_the_dag_agent_from_the_command_line(world, tmp_path, capsys):
+    """The script goes on where the prompt is made anew, and starts again with the next question."""
+    calls = [
+        ("add_search_node", {"id": "s", "parent_ids": ["root"], "query": "banana"}),
+        ("summarize_and_memorize", {"summarize": "A page about bananas.", "memorize": [1]}),
+        ("add_answer_node", {"parent_ids": ["s"], "answer": "banana"}),
+    ]
+    replies = [f"<tool_call>{json.dumps({'name': n, 'arguments': a})}</tool_call>" for n, a in calls]
+    script = tmp_path / "script.jsonl"
+    script.write_text(json.dumps({"question": "colour of banana ?", "replies": replies}) + "\n")
+    for _ in range(2):
+        command = ["ask", str(world.corpus), "colour of banana ?", "--system", "dag"]
+        assert main([*command, "--model", f"script:{script}"]) == 0
+        shown = capsys.readouterr().out
+        assert "search: banana" in shown
+        assert "summary: A page about bananas.  [keeps" in shown
+        assert "answer: banana" in shown
+
+
+class Model:
+    """An endpoint that plays each system: native calls where tools are offered, tags elsewhere."""
+
+    def __init__(self):
+        self.bodies = []
+        model = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                model.bodies.append(body)
+                payload = json.dumps(model.answer(body)).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            def log_message(self, *args):
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, body):
+        prompt = body["messages"][1]["content"]
+        prompt = prompt if isinstance(prompt, str) else prompt[0]["text"]
+        word = prompt.lower().split("question")[1].split()[3]
+        replied = any(message["role"] == "assistant" for message in body["messages"])
+        names = [tool["function"]["name"] for tool in body.get("tools", [])]
+        if "add_search_node" in names:
+            step = 1 if replied else 2 * prompt.count('"parents"')
+            name, arguments = {
+                0: ("add_search_node", {"id": "s", "parent_ids": ["root"], "query": word}),
+                1: ("summarize_and_memorize", {"summarize": "There.", "memorize": [{"picture": 1}]}),
+                2: ("add_answer_node", {"parent_ids": ["s"], "answer": word}),
+            }[step]
+        elif names:
+            name, arguments = ("answer", {"response": word}) if replied else ("search", {"query": word})
+        else:
+            action = "answer" if replied or "Page 1:" in str(body["messages"]) else "search"
+            return chat(f"<think>I read it</think><{action}>{word}</{action}>")
+        return chat(None, name, arguments)
+
+
+def chat(text, name=None, arguments=None):
+    message = {"role": "assistant", "content": text}
+    if name:
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        message["tool_calls"] = [{"id": "c1", "type": "function", "function": function}]
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    return {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+
+
+@pytest.mark.parametrize(("system", "calls"), [("visor", 2), ("vanilla", 1), ("react", 2), ("dag", 3)])
+def test_each_system_over_an_endpoint_through_the_real_client(system, calls, config):
+    pytest.importorskip("openai")
+    model = Model()
+    try:
+        spec = {
+            "system": system,
+            "model": f"openai:m@{model.url}",
+            "taec": "on" if system == "dag" else "off",
+        }
+        metrics = evaluate(config.model_copy(update=spec | {"jpeg_quality": 75, "max_image_bytes": 38_000}))
+    finally:
+        model.server.shutdown()
+        model.server.server_close()
+    assert (metrics["accuracy"], metrics["mean_calls"], metrics["faults"]) == (0.75, calls, 0)
+    assert len(model.bodies) == 4 * calls
+    assert ["tools" in body for body in model.bodies] == [system in ("react", "dag")] * len(model.bodies)
+    for row in read_lines(Path(config.output, "results.jsonl")):
+        assert len(row["image_bytes"]) == calls
+        assert row["image_bytes"][-1] > 0
+    manifest = read_manifest(config.output)
+    assert manifest.sampling["jpeg_quality"] == 75
+    assert replay_run(config.output) == (4, [])

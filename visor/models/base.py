@@ -45,6 +45,8 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     tools: Sequence[Tool] = ()
     """Offered for native calls, which only a client with `takes_tools` makes."""
+    opens: bool | None = None
+    """Whether it is the first of its question; None = it is when no reply stands in it."""
 
 
 class ContextTooLong(ValueError):

@@ -91,6 +91,7 @@ class QuestionRun:
             seed=derive_seed(seed, self.question.question_id, sample, self.calls),
             sampling=self._sampling,
             tools=tuple(tools),
+            opens=self.calls == 0,
         )
         try:
             completion = await self._client.complete(request)
