@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -152,6 +152,12 @@ class Message(Record):
     token_ids: list[int] | None = None
     """Assistant only: the ids as sampled, the end-of-turn id included when it was sampled. When set, they
     are what the model reads back and what is trained; the text is never encoded again."""
+
+    @model_validator(mode="after")
+    def _tool_messages_answer_calls(self) -> Message:
+        if self.role == "tool" and not (self.content and isinstance(self.content[0], ToolResult)):
+            raise ValueError("a tool message begins with the call that it answers")
+        return self
 
     @property
     def text(self) -> str:
