@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -21,30 +21,28 @@ from rollout.fingerprints import (
     file_fingerprint,
     retriever_fingerprint,
 )
+from rollout.layers import evidence_policy_factory, graph_policy_factory, layer_config
 from rollout.manifest import RunManifest, environment_fields
 from visor.config import Config
 from visor.env.config import EpisodeConfig
 from visor.env.crop import ImageCutter
-from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
 from visor.models.loading import make_client, parse_model_spec
 from visor.retrieval.base import Retriever
 from visor.retrieval.index import index_path, open_index
 from visor.retrieval.opening import resolved
-from visor.systems.visor import EvidencePolicyFactory, VisorSystem
+from visor.systems.config import LoopConfig
+from visor.systems.registry import SystemParts, build_system, check_system
+from visor.systems.run import System
 from visor.taec.config import TaecConfig
-from visor.taec.policy import make_evidence_policy, switched
-from visor.taec.requirements import ModelSlotExtractor
 from visor.types import PageStore, Question
-
-if TYPE_CHECKING:
-    from visor.env.policy import EvidencePolicy
 
 
 class AgentConfig(Config):
     """What answers a question."""
 
-    system: Literal["visor"] = "visor"
+    system: str = "visor"
+    """visor, vanilla, react or dag."""
     model: str | None = None
     """hf:PATH, vllm:PATH, openai:NAME@URL or script:FILE."""
     checkpoint: str | None = None
@@ -57,9 +55,12 @@ class AgentConfig(Config):
     retriever: str | None = None
     """bm25, dense, colqwen or hybrid:FIRST+SECOND; null = bm25, or the one behind `index`."""
     taec: str = "off"
-    """The TAEC layer: on, off, or the operators to turn on alone (A, M, AM)."""
+    """The TAEC layer: on, off, or the operators to turn on alone (A, M, V, AM, …)."""
     taec_config: TaecConfig = Field(default_factory=TaecConfig)
     episode: EpisodeConfig = Field(default_factory=EpisodeConfig)
+    """Of the system visor."""
+    loop: LoopConfig = Field(default_factory=LoopConfig)
+    """Of the systems vanilla, react and dag."""
     temperature: float = Field(0.1, ge=0)
     """0 = greedy. 0.1 is what VISOR's public code evaluates with."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -72,6 +73,10 @@ class AgentConfig(Config):
     """Tokens of prompt and reply that the model takes; a longer request ends the episode."""
     max_images: int | None = None
     """Images that a request may hold."""
+    jpeg_quality: int = Field(95, ge=1, le=95)
+    """Of the pictures sent to an endpoint."""
+    max_image_bytes: int | None = Field(None, ge=1000)
+    """A picture of more JPEG bytes than this is sent smaller; null = no limit."""
     batch_size: int = Field(64, ge=1)
     """Requests that a local model answers in one batch."""
     torch_threads: int | None = Field(None, ge=1)
@@ -82,6 +87,11 @@ class AgentConfig(Config):
     def _yaml_switch(cls, value: object) -> object:
         """YAML reads a bare `on` or `off` as a truth value."""
         return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+    @field_validator("system")
+    @classmethod
+    def _known_system(cls, value: str) -> str:
+        return check_system(value)
 
     @property
     def model_spec(self) -> str:
@@ -102,7 +112,7 @@ class AgentConfig(Config):
 class Agent:
     """A system that is ready to answer, and what it is made of."""
 
-    system: VisorSystem
+    system: System
     client: PolicyClient
     corpus: Corpus
     retriever: Retriever
@@ -118,16 +128,21 @@ def build_agent(config: AgentConfig, client: PolicyClient | None = None) -> Agen
     retriever = open_index(config.index_path, corpus, config.retriever)
     if client is None:
         client = build_client(config, corpus)
-    system = VisorSystem(
-        client,
-        retriever,
-        corpus,
-        config.episode,
-        load_prompts(config.episode.prompts),
-        Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_new_tokens),
-        evidence_policy_factory(config, corpus, client),
-    )
+    system = make_system(config, corpus, retriever, client)
     return Agent(system, client, corpus, retriever)
+
+
+def make_system(config: AgentConfig, corpus: PageStore, retriever: Retriever, client: PolicyClient) -> System:
+    """The configured system around its parts, under the TAEC layer where that is on."""
+    sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_new_tokens)
+    parts = SystemParts(client, retriever, corpus, sampling, config.episode, config.loop)
+    if layer_config(config) is None:
+        return build_system(config.system, parts)
+    if config.system == "dag":
+        parts = replace(parts, graph_policies=graph_policy_factory(config, corpus, client))
+    else:
+        parts = replace(parts, evidence_policies=evidence_policy_factory(config, corpus, client))
+    return build_system(config.system, parts)
 
 
 def build_client(config: AgentConfig, corpus: PageStore) -> PolicyClient:
@@ -146,30 +161,8 @@ def build_client(config: AgentConfig, corpus: PageStore) -> PolicyClient:
         max_context=config.max_context,
         max_images=config.max_images,
         batch_size=config.batch_size,
+        openai_args={"jpeg_quality": config.jpeg_quality, "max_image_bytes": config.max_image_bytes},
     )
-
-
-def evidence_policy_factory(
-    config: AgentConfig, corpus: PageStore, client: PolicyClient | None
-) -> EvidencePolicyFactory | None:
-    """What makes the TAEC layer for each question; None when it is off.
-
-    `client` is asked for the slots when the layer's slot extractor is a model; ValueError without one.
-    """
-    active = switched(config.taec, config.taec_config)
-    if active is None:
-        return None
-    if active.slot_extractor == "rules":
-        return lambda question: make_evidence_policy("on", active, question, corpus)
-    if client is None:
-        raise ValueError("the TAEC slots come from a model, and there is none here")
-    extractor = ModelSlotExtractor(client, active.max_slots)
-
-    async def with_model_slots(question: Question) -> EvidencePolicy | None:
-        slots = await extractor.extract(question.text)
-        return make_evidence_policy("on", active, question, corpus, slots)
-
-    return with_model_slots
 
 
 def describe_model(spec: str) -> dict[str, Any]:
@@ -206,7 +199,7 @@ def agent_manifest(
 ) -> RunManifest:
     """What a run of `agent` over `questions`, read as `benchmark`, is made with; `model` is described."""
     data = describe_data(config, agent)
-    active = switched(config.taec, config.taec_config)
+    active = layer_config(config)
     digest = hashlib.sha256("\n".join(q.model_dump_json() for q in questions).encode()).hexdigest()
     return RunManifest(
         **environment_fields(),
@@ -219,11 +212,22 @@ def agent_manifest(
         index=data["index"],
         questions={"path": benchmark, "hash": digest, "n": len(questions)},
         judge=judge,
-        episode=config.episode.model_dump(mode="json"),
+        episode=(config.episode if config.system == "visor" else config.loop).model_dump(mode="json"),
         taec=active.model_dump(mode="json") | {"operators": active.operators} if active else {},
-        sampling={name: getattr(config, name) for name in ("temperature", "top_p", "max_new_tokens")},
+        sampling=describe_sampling(config),
         seed=seed,
     )
+
+
+def describe_sampling(config: AgentConfig) -> dict[str, Any]:
+    """The manifest's `sampling` field; how pictures are sent is named where it is not the usual way."""
+    usual = ("temperature", "top_p", "max_new_tokens")
+    sent = [n for n in ("jpeg_quality", "max_image_bytes") if getattr(config, n) != _default(n)]
+    return {name: getattr(config, name) for name in (*usual, *sent)}
+
+
+def _default(name: str) -> Any:
+    return AgentConfig.model_fields[name].default
 
 
 class JudgeOptions(Config):

@@ -18,6 +18,7 @@ from visor.env.evidence import EvidenceSpace, evidence_block
 from visor.env.observations import ObservationWriter, prompt_messages
 from visor.env.policy import EpisodeView, EvidenceEntry, EvidencePolicy
 from visor.env.prompts import PromptSet
+from visor.env.retained import allocate_pictures, shown_pictures
 from visor.env.rules import latest_page, refusal
 from visor.env.verification import is_verification
 from visor.env.window import build_context, first_in_window
@@ -77,7 +78,7 @@ class Episode:
         self._identity: dict[str, Any] = {"seed": seed, "sample_index": sample_index, "system": system}
         self._writer = ObservationWriter(question.text, prompts, config)
         self._evidence = EvidenceSpace(config.min_thought_chars)
-        self._view = EpisodeView(question)
+        self._view = EpisodeView(question, page_max_pixels=config.page_max_pixels)
         self._prompt = prompt_messages(question.text, prompts, config)
         self._turns: list[Turn] = []
         self._answer: str | None = None
@@ -97,9 +98,15 @@ class Episode:
         if self.done:
             raise RuntimeError("the episode is over; an episode answers one question once")
         if self._context is None:
-            self._context = build_context(
-                self._prompt, self._evidence_text(), self._turns, self._config.window
-            )
+            window = self._config.window
+            context = build_context(self._prompt, self._evidence_text(), self._turns, window)
+            if self._policy is not None:
+                self._view.pictures = shown_pictures(self._turns)
+                heading = self._prompts.evidence_heading
+                context = allocate_pictures(
+                    context, window, len(self._turns), self._policy, self._view, heading
+                )
+            self._context = context
         return self._context
 
     def _evidence_text(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from visor.env.episode import Episode
 from visor.models.base import ContextTooLong, PolicyClient, Request, Sampling, TooManyImages
-from visor.systems.waiting import in_thread
+from visor.systems.waiting import in_thread, waits
 from visor.types import PageStore, Question, StopReason, Trajectory, Turn, derive_seed
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class VisorSystem:
         except Exception as error:
             return episode.fail("policy", error)
         try:
-            if getattr(self.retriever, "blocking", False):
+            if waits(self.retriever):
                 # Nobody else has this episode; what it shares with others is read only.
                 await in_thread(episode.step, completion)
             else:

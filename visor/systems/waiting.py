@@ -11,6 +11,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+def waits(retriever: object) -> bool:
+    """Whether a search waits for something outside this process, as the client of a service does."""
+    return bool(getattr(retriever, "blocking", False))
+
+
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:
     """Run a blocking function in a thread of its own and await its result or exception.
 

@@ -1,6 +1,7 @@
 """Episodes on a retriever that waits for the network: they wait together, and nothing else changes."""
 
 import asyncio
+import re
 import threading
 
 import pytest
@@ -9,8 +10,10 @@ from visor.env.config import EpisodeConfig
 from visor.env.prompts import load_prompts
 from visor.models.base import Sampling
 from visor.retrieval.base import ScoredPage
+from visor.systems.config import LoopConfig
+from visor.systems.registry import SystemParts, build_system
 from visor.systems.visor import VisorSystem
-from visor.types import Completion, Question, StopReason
+from visor.types import Completion, Page, Question, StopReason, split_page_id
 
 EPISODES = 40
 """More than the threads that the event loop shares."""
@@ -129,3 +132,45 @@ def test_a_run_that_is_cancelled_does_not_wait_for_its_searches():
         asyncio.run(main())
     assert not release.is_set()
     release.set()
+
+
+class Store:
+    def page(self, page_id):
+        doc_id, number = split_page_id(page_id)
+        return Page(page_id=page_id, doc_id=doc_id, page_number=number, image="p.png", width=280, height=280)
+
+
+class ReactClient:
+    """Searches twice, then answers, in tags."""
+
+    name = "scripted"
+
+    async def complete(self, request):
+        replies = sum(message.role == "assistant" for message in request.messages)
+        texts = " ".join(message.text for message in request.messages if message.role == "user")
+        number = re.search(r"(\d+) is what", texts).group(1)
+        if replies < 2:
+            return Completion(text=f"<search>{number} {replies}</search>")
+        return Completion(text=f"<answer>{number}</answer>")
+
+
+@pytest.mark.parametrize("name", ["react", "vanilla"])
+def test_searches_of_the_other_systems_overlap_too(name):
+    """The barrier breaks, and every question fails, unless all questions search at the same time."""
+    count = 12
+    parts = SystemParts(
+        client=ReactClient(),
+        retriever=Remote(together=count),
+        store=Store(),
+        sampling=Sampling(),
+        loop=LoopConfig(),
+    )
+    system = build_system(name, parts)
+
+    async def main():
+        questions = [Question(question_id=f"q{n}", text=f"{n} is what ?") for n in range(count)]
+        return await asyncio.gather(*(system.solve(question, seed=3) for question in questions))
+
+    for number, trajectory in enumerate(asyncio.run(main())):
+        assert trajectory.error is None
+        assert trajectory.turns[0].candidates[0][0] == f"d#page={number * 10 + 1}"
