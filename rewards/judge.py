@@ -35,6 +35,8 @@ class Verdict:
     """The reply it was read from; "" when nobody was asked."""
     error: str = ""
     """Why there is no verdict."""
+    score: float | None = None
+    """What a judge that gives more than right or wrong gives: 0 to 1 of a scorer, a grade of 1 to 5."""
 
 
 class Judge(Protocol):

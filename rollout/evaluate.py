@@ -56,7 +56,7 @@ class EvaluateConfig(AgentConfig):
     output: str
     """Run folder."""
     judge: str = "rule"
-    """rule, or the spec of a model that judges answers."""
+    """rule, the scorer of a benchmark (mmlongbench, slidevqa), or the spec of a model that judges answers."""
     judge_options: JudgeOptions = Field(default_factory=JudgeOptions)
     reward: str = "visor"
     """Name of the reward, one of `rewards.REWARDS`."""
