@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rewards.format import format_penalty
-from rewards.judge import Judge, Verdict
+from rewards.judge import Judge
+from rewards.judge_replies import Verdict
 from rewards.retrieval import RetrievalOutcome, retrieval_outcome, retrieval_reward
 from rewards.scorers import averdict_on, verdict_on
 from visor.types import Question, RewardBreakdown, Trajectory

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from rewards.honesty import is_refusal
-from rewards.judge import Judge, Verdict
+from rewards.judge import Judge
+from rewards.judge_replies import Verdict
 from rewards.mmlongbench import NOT_ANSWERABLE, mmlongbench_score
 from rewards.slidevqa import answer_match
 from visor.types import Question

@@ -232,8 +232,10 @@ def _default(name: str) -> Any:
 
 
 class JudgeOptions(Config):
-    """How a model is asked as the judge; without effect on the rule judge."""
+    """How a model is asked as the judge; without effect on judges without a model."""
 
+    scale: Literal[2, 5] = 2
+    """2: right or wrong. 5: a grade from 1 to 5, right from 4 on."""
     cache: str | None = None
     """JSON-lines file of verdicts, shared by runs and processes; null: none are kept."""
     honesty: Literal["rule", "model"] = "rule"
@@ -269,6 +271,7 @@ def make_judge(name: str, images: ImageSource | None = None, options: JudgeOptio
         client,
         prompts=Path(options.prompts) if options.prompts else None,
         honesty=options.honesty,
+        scale=options.scale,
         attempts=options.attempts,
         max_tokens=options.max_tokens,
         max_concurrency=options.max_concurrency,
