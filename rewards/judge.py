@@ -140,11 +140,13 @@ class ModelJudge:
             raise ValueError(f"a judge's scale is 2 (right or wrong) or 5 (grades), got {scale}")
         self.name = f"model:{client.name}" + ("+grade" if scale == 5 else "")
         self.name += "+honesty" if honesty == "model" else ""
+        self._prompts = load_judge_prompts(prompts)
+        self._correctness = "grade" if scale == 5 else "correctness"
+        if prompts is not None:
+            self.name += f"+wording:{self._prompts[self._correctness].digest[:8]}"
         self.counts = JudgeCounts()
         self._identity = identity or self.name
         self._client = client
-        self._prompts = load_judge_prompts(prompts)
-        self._correctness = "grade" if scale == 5 else "correctness"
         self._honesty = honesty
         self._attempts = attempts
         self._sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
