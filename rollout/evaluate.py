@@ -70,7 +70,8 @@ class EvaluateConfig(AgentConfig):
     resume: bool = True
     """Go on in a folder that holds rows; false refuses such a folder."""
     retry_failed: bool = True
-    """When resuming, ask questions with a fault again and judge unjudged answers again."""
+    """When resuming, ask questions with a fault again and judge answers without a verdict again; false keeps
+    both as they are."""
     allow_mixed: bool = False
     """Add to a folder whose rows were made with something else."""
     expected_retriever: str | None = None
@@ -98,12 +99,13 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
     by_id = {question.question_id: question for question in questions}
     folder = RunFolder(config.output, by_id, config.sync_every, config.prompt_ids)
     try:
-        folder.resume(engine, config.retry_failed)
-        jobs = folder.missing(
+        wanted = [
             EpisodeJob(question, config.seed, sample)
             for question in questions[: config.limit]
             for sample in range(config.samples)
-        )
+        ]
+        folder.resume(engine, config.retry_failed, {job.key for job in wanted})
+        jobs = folder.missing(wanted)
         progress = Progress(len(jobs), done_before=len(folder.rows))
 
         def on_done(job: EpisodeJob, trajectory: Trajectory) -> None:
