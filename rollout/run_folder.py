@@ -78,7 +78,8 @@ class RunFolder:
             rewrite(path, self._kept_records(path, judged))
         rewrite(self.path / RESULTS_NAME, (row.model_dump(mode="json") for row in self.rows.values()))
         self._trajectories = Recorder(path, sync_every=self._sync_every)
-        self._results = Recorder(self.path / RESULTS_NAME, sync_every=self._sync_every)
+        # Not synced as it grows: it follows from the trajectories, and is made again from them.
+        self._results = Recorder(self.path / RESULTS_NAME, sync_every=0)
 
     def _judge_again(
         self, engine: RolloutEngine, trajectories: Sequence[Trajectory]

@@ -100,14 +100,16 @@ class OpenAIClient:
         pictures = Pictures(self._encode)
         messages = [sent for message in request.messages for sent in sent_messages(message, pictures)]
         tools = {"tools": [sent_tool(tool) for tool in request.tools]} if request.tools else {}
+        # In extra_body, which is sent as it is: the package would otherwise walk through every part of every
+        # message, which takes milliseconds of each call and holds up the calls of all other questions.
         choice = await self._choice(
             model=self.name,
-            messages=messages,
+            messages=[],
+            extra_body={"messages": messages, **tools},
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             max_tokens=sampling.max_tokens,
             seed=request.seed,
-            **tools,
         )
         return Completion(
             text=encodable(choice.message.content or ""),
@@ -126,7 +128,7 @@ class OpenAIClient:
                 response = await self._connection().chat.completions.create(**arguments)
                 return _first_choice(response, self.name)
             except self._openai.APIStatusError as error:
-                meaning = _refusal(error, "tools" in arguments)
+                meaning = _refusal(error, "tools" in arguments["extra_body"])
                 if meaning is None:
                     raise
                 raise meaning from error
