@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
@@ -136,22 +137,27 @@ def command(folder: Path, endpoint: Endpoint, output: str, questions: int, in_fl
     ]
 
 
-def speed(folder: Path, latency: float, questions: int, in_flight: int) -> tuple[float, float]:
-    """(questions a second of the run, of an endpoint that is never left waiting)."""
+def speed(folder: Path, latency: float, questions: int, in_flight: int) -> tuple[float, float, float]:
+    """(questions a second of the run, of an endpoint that is never left waiting, CPU seconds a question)."""
     endpoint = Endpoint(latency)
     arguments = command(folder, endpoint, "speed", questions, in_flight)
     process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     trajectories = folder / "speed" / "trajectories.jsonl"
-    ended = 0.0
-    while process.poll() is None:
-        if not ended and trajectories.exists() and _lines(trajectories) == questions:
-            ended = time.monotonic()
+    ended, marks = 0.0, []
+    while process.poll() is None and not ended:
+        count = _lines(trajectories) if trajectories.exists() else 0
+        if count and (not marks or count == questions):
+            marks.append((count, _cpu(process.pid)))
+        ended = time.monotonic() if count == questions else 0.0
         time.sleep(0.02)
+    process.wait()
     assert process.returncode == 0, process.stderr.read().decode()
     seconds = (ended or time.monotonic()) - endpoint.first_request()
     endpoint.close()
     waves = -(-questions // in_flight)
-    return questions / seconds, questions / (waves * latency)
+    (rows_1, cpu_1), (rows_2, cpu_2) = marks[0], marks[-1]
+    cpu = (cpu_2 - cpu_1) / max(1, rows_2 - rows_1)
+    return questions / seconds, questions / (waves * latency), cpu
 
 
 def memory(
@@ -189,6 +195,15 @@ def _lines(path: Path) -> int:
     return _offsets[path][1]
 
 
+def _cpu(pid: int) -> float:
+    """Seconds of processor time that a process has taken; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _resident(pid: int) -> float | None:
     """MiB; None when the process is gone."""
     try:
@@ -209,14 +224,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, speed_questions = Path(name), arguments.in_flight * arguments.waves
         make_corpus(folder, max(arguments.questions, speed_questions))
-        ours, limit = speed(folder, arguments.latency, speed_questions, arguments.in_flight)
+        ours, limit, cpu = speed(folder, arguments.latency, speed_questions, arguments.in_flight)
         header = (
             f"{speed_questions} questions, {arguments.latency:g} s a call",
             "questions/s",
             "of the limit",
         )
         rows = [("the endpoint's limit", limit, ""), ("evaluation", ours, f"{ours / limit:.1%}")]
-        print(format_table(header, rows), flush=True)
+        print(format_table(header, rows))
+        print(f"\n{1000 * cpu:.1f} ms of processor time a question", flush=True)
         if arguments.questions:
             every = max(1, arguments.questions // 5)
             seen = memory(folder, arguments.memory_latency, arguments.questions, arguments.in_flight, every)
