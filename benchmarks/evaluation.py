@@ -217,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--latency", type=float, default=2.0, help="seconds, for the speed (default: 2)")
     parser.add_argument("--in-flight", type=int, default=64)
-    parser.add_argument("--waves", type=int, default=10, help="calls after one another (default: 10)")
+    parser.add_argument("--waves", type=int, default=20, help="calls after one another (default: 20)")
     parser.add_argument("--questions", type=int, default=5000, help="for the memory (default: 5000)")
     parser.add_argument("--memory-latency", type=float, default=0.2)
     arguments = parser.parse_args()

@@ -40,6 +40,7 @@ def vrag_reward(trajectory: Trajectory, question: Question, judgement: Judgement
         judge=judgement.judge,
         verdict=judged_correct(trajectory, judgement),
         score=judgement.correct.score if judgement.correct else None,
+        judge_reply=judgement.correct.raw if judgement.correct else "",
         unscored_reason=unscored_reason(trajectory, question, judgement),
     )
     gain = shown_ndcg(trajectory.shown_page_ids, question.gold_page_ids)

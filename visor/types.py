@@ -353,6 +353,8 @@ class RewardBreakdown(Record):
     """The judge's verdict on the answer, asked whenever there is one; None = not asked or no verdict."""
     score: float | None = None
     """The judge's score where it gives one: 0 to 1 of a benchmark's scorer, a grade of 1 to 5."""
+    judge_reply: str = ""
+    """What a model as judge wrote, from which the verdict was read; "" where none was asked."""
     honest: bool | None = None
     """For incomplete retrieval: the answer says that the information is missing."""
     parts: dict[str, float] = {}

@@ -3,10 +3,12 @@
 import pytest
 from reward_helpers import question, trajectory
 
+from rewards.combine import Judgement
 from rewards.combine import score as reward_of
 from rewards.judge import ModelJudge, load_judge_prompts
 from rewards.judge_cache import JudgeCache
 from rewards.judge_replies import parse_grade
+from rewards.vrag import vrag_reward
 from rollout.build import JudgeOptions, make_judge
 from visor.types import Completion
 
@@ -88,6 +90,8 @@ def test_the_grade_goes_into_the_reward_record():
     judge = ModelJudge(Replies("<judge>5</judge>"), scale=5)
     breakdown = reward_of(trajectory("1", answer="12"), question(), judge)
     assert (breakdown.verdict, breakdown.score, breakdown.judge) == (True, 5.0, "model:grader+grade")
+    assert breakdown.judge_reply == "<judge>5</judge>"
+    assert vrag_reward(trajectory("1", answer="12"), question(), Judgement("j", None)).judge_reply == ""
 
 
 def test_prompts_of_a_file_replace_those_it_has(tmp_path):

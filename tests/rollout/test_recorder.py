@@ -1,7 +1,9 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,43 @@ def test_a_lone_surrogate_is_a_row_like_any_other(tmp_path):
         recorder.append(record)
     rewrite(tmp_path / "again.jsonl", read_lines(tmp_path / "rows.jsonl"))
     assert list(read_lines(tmp_path / "again.jsonl")) == [record]
+
+
+def test_a_row_that_cannot_be_synced_ends_the_run(tmp_path, monkeypatch):
+    recorder = Recorder(tmp_path / "rows.jsonl", key=by_id)
+    synced = threading.Event()
+
+    def full(_):
+        synced.set()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rollout.recorder.os.fsync", full)
+        recorder.append({"id": "a"})
+        assert synced.wait(10)
+        recorder._thread.shutdown()
+        with pytest.raises(OSError, match="No space left"):
+            recorder.append({"id": "b"})
+        with pytest.raises(OSError, match="No space left"):
+            recorder.close()
+    assert records_of(tmp_path / "rows.jsonl") == [{"id": "a"}]
+
+
+def test_waiting_rows_share_a_sync_and_the_last_is_synced_without_another(tmp_path, monkeypatch):
+    release, sizes = threading.Event(), []
+    path, sync = tmp_path / "rows.jsonl", os.fsync
+
+    def slow(descriptor):
+        sizes.append(path.read_bytes().count(b"\n"))
+        release.wait(10)
+        sync(descriptor)
+
+    monkeypatch.setattr("rollout.recorder.os.fsync", slow)
+    recorder = Recorder(path, key=by_id)
+    for number in range(20):
+        recorder.append({"id": str(number)})
+    release.set()
+    recorder._thread.shutdown()
+    assert sizes[-1] == 20
+    assert len(sizes) <= 3
+    recorder.close()

@@ -76,6 +76,7 @@ class OpenAIClient:
         self._max_images = max_images
         self._jpeg_quality = jpeg_quality
         self._max_image_bytes = max_image_bytes
+        self._malformed_retries = min(MALFORMED_RETRIES, max_retries)
         self._settings = {
             "base_url": url,
             "api_key": os.environ.get(KEY_VARIABLE) or "none",
@@ -133,7 +134,7 @@ class OpenAIClient:
                     raise
                 raise meaning from error
             except (MalformedReply, json.JSONDecodeError, UnicodeDecodeError) as error:
-                if attempt >= min(MALFORMED_RETRIES, self._settings["max_retries"]):
+                if attempt >= self._malformed_retries:
                     if isinstance(error, MalformedReply):
                         raise
                     raise MalformedReply(
