@@ -121,9 +121,10 @@ class PageScanner:
             # A number halfway between two codes may get either, as the instructions used depend on its place;
             # and a number divided by the scale is rounded to float32.
             lost_P += self._scale_P * self.dimension**0.5 * 2.0**-13
-        error_QP = rounded.lost_Q[:, None] * norm_P + rounded.norm_Q[:, None] * lost_P
-        error_QP += gamma * (rounded.norm_Q + rounded.lost_Q)[:, None] * norm_P + 2.0**-100
-        error_QP *= 1 + gamma
+        with np.errstate(invalid="ignore"):  # of pages with numbers that are infinite
+            error_QP = rounded.lost_Q[:, None] * norm_P + rounded.norm_Q[:, None] * lost_P
+            error_QP += gamma * (rounded.norm_Q + rounded.lost_Q)[:, None] * norm_P + 2.0**-100
+            error_QP *= 1 + gamma
         return score_QP - error_QP, score_QP + error_QP
 
     def scores(self, queries: Sequence[torch.Tensor], wanted_P: np.ndarray) -> np.ndarray:
