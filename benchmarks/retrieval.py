@@ -251,7 +251,8 @@ def run_quality(arguments):
             rows.append((name, *(f"{value.value:.3f}" for value in means)))
         print(
             f"{len(questions)} answerable questions, {means[0].n} of them with gold pages, over "
-            f"{len(corpus.pages())} pages of {len(corpus.page_counts())} documents; dense: {arguments.encoder}"
+            f"{len(corpus.pages())} pages of {len(corpus.page_counts())} documents; "
+            f"dense: {arguments.encoder}"
         )
     print(format_table(("retriever", "recall@1", "recall@5", "recall@10", "NDCG@5"), rows, "markdown"))
 
