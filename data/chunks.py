@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from data.files import atomic_file, sync_folder
-from data.render import RenderedPage, RenderedPages, RenderSettings, render_document
+from data.images import PageFile
+from data.render import RenderedPage, RenderedPages, RenderSettings, copy_page_files, render_document
 
 CHUNK_PAGES = 8
 """Large enough that opening the file costs little, small enough that the workers end at the same time."""
@@ -36,6 +37,8 @@ class Chunk:
     """Of the document's journal entries; made when it is absent."""
     settings: RenderSettings
     first: int = 1
+    pages: tuple[PageFile, ...] = ()
+    """The images of a document that is a group of them; `first` then counts these, not page numbers."""
 
     @property
     def name(self) -> str:
@@ -50,6 +53,7 @@ class Chunk:
             "journal": str(self.journal),
             "settings": asdict(self.settings),
             "first": self.first,
+            "pages": [(number, str(path)) for number, path in self.pages],
         }
 
     def following(self, page_count: int) -> Iterator[Chunk]:
@@ -78,7 +82,9 @@ def run_chunk(request: dict[str, Any]) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
     settings = RenderSettings(**request["settings"])
-    rendered = render_document(Path(request["path"]), folder, settings, request["first"], CHUNK_PAGES)
+    pages = [PageFile(number, Path(path)) for number, path in request["pages"]]
+    span = (folder, settings, request["first"], CHUNK_PAGES)
+    rendered = copy_page_files(pages, *span) if pages else render_document(Path(request["path"]), *span)
     for page in rendered.pages:
         _sync(folder / page.file_name)
     sync_folder(folder)

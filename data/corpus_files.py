@@ -68,11 +68,28 @@ class CorpusTotals(Record):
     pages_read_by_ocr: int = 0
 
 
+class CaptionsState(Record):
+    """Where the captions of a corpus come from."""
+
+    source: Literal["page text", "model"] = "page text"
+    """page text: no page has a caption, and what reads captions (TAEC) reads the text of the page instead.
+    model: pages with a caption have it from `model`; for the others their text stands in."""
+    count: int = 0
+    """Pages with a caption."""
+    sha256: str = ""
+    """Hash of the caption file (`captions.jsonl`) that the pages' captions were taken from."""
+    model: str = ""
+    prompt_sha256: str = ""
+    max_pixels: int = 0
+    """Pixel budget at which the model saw a page."""
+
+
 class CorpusManifest(Record):
     """`corpus.json`."""
 
     schema_version: int = SCHEMA_VERSION
     totals: CorpusTotals = CorpusTotals()
+    captions: CaptionsState = CaptionsState()
     documents: list[DocumentRecord] = []
 
 
@@ -104,10 +121,31 @@ def read_corpus(folder: Path) -> tuple[dict[str, DocumentRecord], dict[str, Page
     return {d.doc_id: d for d in documents}, {p.page_id: p for p in pages}
 
 
-def write_corpus(folder: Path, documents: dict[str, DocumentRecord], pages: dict[str, Page]) -> None:
-    """Replace a corpus's documents and pages in one step."""
+def read_captions_state(folder: Path) -> CaptionsState:
+    """Where a corpus's captions come from; the default when there is no corpus yet."""
+    path = folder / PAGES_FILE
+    if not path.is_file():
+        return CaptionsState()
+    raw = json.loads((pq.read_schema(path).metadata or {})[_METADATA_KEY])
+    return CorpusManifest.model_validate(raw).captions
+
+
+def write_corpus(
+    folder: Path,
+    documents: dict[str, DocumentRecord],
+    pages: dict[str, Page],
+    captions: CaptionsState | None = None,
+) -> None:
+    """Replace a corpus's documents and pages in one step.
+
+    `captions` says where the pages' captions come from (None: as before); the count is taken from the pages.
+    """
+    captions = captions or read_captions_state(folder)
+    count = sum(bool(page.caption) for page in pages.values())
     manifest = CorpusManifest(
-        totals=count_pages(pages.values()), documents=[documents[doc_id] for doc_id in sorted(documents)]
+        totals=count_pages(pages.values()),
+        captions=captions.model_copy(update={"count": count}) if count else CaptionsState(),
+        documents=[documents[doc_id] for doc_id in sorted(documents)],
     )
     rows = [pages[page_id].model_dump() for page_id in sorted(pages, key=page_sort_key)]
     schema = _SCHEMA.with_metadata({_METADATA_KEY: manifest.model_dump_json().encode()})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from data.chunks import CHUNK_PAGES, count_chunks
 from data.render import RenderedPages, is_pdf
 from data.sources import Source
 
+FilesState = tuple[tuple[int, int, int], ...]
+"""(bytes, time of change, inode) of each file of a document."""
 MANY_LOST = 1000
 """So many pages of a document may be unreadable before it is given up, if few are readable."""
 
@@ -19,9 +20,9 @@ class DocumentJob:
 
     source: Source
     digest: str
-    """Hash of the file."""
-    stat: os.stat_result
-    """Of the file when it was hashed."""
+    """Hash of its files."""
+    state: FilesState
+    """Of its files when they were hashed."""
     chunks: dict[int, RenderedPages] = field(default_factory=dict)
     """By first page; they come in any order."""
     rendered: int = 0
@@ -56,15 +57,22 @@ class DocumentJob:
         )
 
     def file_changed(self) -> bool:
-        """True when the file is no longer the one that was hashed."""
+        """True when a file is no longer the one that was hashed."""
         try:
-            return _state(self.source.path.stat()) != _state(self.stat)
+            return files_state(self.source) != self.state
         except OSError:
             return True
 
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(size for size, *_ in self.state)
 
-def _state(stat: os.stat_result) -> tuple[int, int, int]:
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+def files_state(source: Source) -> FilesState:
+    """What changes when a file of a document does. OSError when one is gone."""
+    stats = [path.stat() for path in [page.path for page in source.pages] or [source.path]]
+    return tuple((stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats)
 
 
 class PageCount:
@@ -72,10 +80,10 @@ class PageCount:
 
     def __init__(self, jobs: list[DocumentJob]) -> None:
         self.done = 0
-        self._known = {job.source.doc_id: 1 for job in jobs if not is_pdf(job.source.path)}
-        self._unopened = {
-            job.source.doc_id: job.stat.st_size for job in jobs if job.source.doc_id not in self._known
+        self._known = {
+            job.source.doc_id: len(job.source.pages) or 1 for job in jobs if not is_pdf(job.source.path)
         }
+        self._unopened = {job.source.doc_id: job.size for job in jobs if job.source.doc_id not in self._known}
         self._bytes = self._pages = 0
 
     def add(self, job: DocumentJob, chunk: RenderedPages) -> None:

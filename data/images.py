@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -15,6 +16,15 @@ from visor.models.smart_resize import FACTOR, MAX_RATIO
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif"})
 WHITE = (255, 255, 255)
+
+
+class PageFile(NamedTuple):
+    """An image file that is one page of a document made of page images."""
+
+    number: int
+    """1-based; a document may lack some."""
+    path: Path
+    """Absolute."""
 
 
 class ImageError(ValueError):

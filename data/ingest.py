@@ -16,7 +16,7 @@ from data.ingest_report import IngestReport, OnProgress
 from data.ocr_stage import Ocr, read_pages, usable_engine
 from data.render import DEFAULT_DPI, DEFAULT_MAX_PIXELS, RenderSettings
 from data.render_stage import RenderStage
-from data.sources import find_sources, normalise_id
+from data.sources import Layout, find_sources, normalise_id
 from data.workers import DEFAULT_TIME_LIMIT, WorkerPool, available_cores
 
 
@@ -31,6 +31,7 @@ def ingest(
     workers: int | None = None,
     time_limit: float = DEFAULT_TIME_LIMIT,
     progress: OnProgress | None = None,
+    layout: Layout = find_sources,
 ) -> IngestReport:
     """Bring the corpus in folder `out` up to date with the PDFs and images under `paths`.
 
@@ -38,7 +39,8 @@ def ingest(
     whose file below `paths` is gone loses its pages; documents from elsewhere stay. Then pages of the given
     documents that have no text are read by OCR: "auto" where it is installed, "on" or an error, or "off".
     What is done is kept on disk all the time, so that a killed run continues where it was. Work is done by
-    `workers` processes (None: one a core), at most `time_limit` seconds for a few pages.
+    `workers` processes (None: one a core), at most `time_limit` seconds for a few pages. `layout` finds the
+    documents below `paths`.
 
     Raises ValueError when `paths` hold no document, a path does not exist, a setting is out of range, OCR is
     "on" and cannot be used, or another ingest works on `out`; OSError when the disk is full.
@@ -51,7 +53,7 @@ def ingest(
         raise ValueError(f"time_limit must be above 0 seconds, got {time_limit}")
     engine = usable_engine(ocr)
     out = Path(out)
-    found = find_sources(paths, skip=out)
+    found = layout(paths, out)
     if not found:
         names = ", ".join(str(path) for path in paths)
         raise ValueError(f"no PDF or image found in {names or 'an empty list of paths'}")

@@ -11,7 +11,7 @@ class Progress:
     """How far an ingest is."""
 
     stage: str
-    """ "render", or "read" for OCR."""
+    """ "render", "read" for OCR, or "unpack" for pages that are taken out of a data set's rows."""
     documents_done: int
     documents: int
     """To do in this stage."""

@@ -10,7 +10,7 @@ from data.ingest_report import Progress
 
 LINES = 10
 """Of a stage, when the output is no terminal."""
-TITLES = {"render": "pages rendered", "read": "pages read by OCR"}
+TITLES = {"unpack": "slides taken out", "render": "pages rendered", "read": "pages read by OCR"}
 
 
 class ProgressBar:

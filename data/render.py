@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from PIL import Image
 
 from data.images import (
     ImageError,
+    PageFile,
     count_frames,
     is_plain,
     load_page_image,
@@ -140,25 +141,54 @@ def _copy_images(path: Path, folder: Path, settings: RenderSettings, first: int,
     frames = count_frames(path)
     done = RenderedPages(page_count=frames)
     for number in range(first, min(first + count, frames + 1)):
-        image = load_page_image(path, frame=number - 1)
-        shrunk = shrink_to(image, settings.max_pixels)
-        if shrunk is not image:
-            size = "{} x {}".format(*image.size)
-            done.notes.append((number, f"scaled down from {size} to stay within the pixel cap"))
-            image = pad_to_usable(shrunk)
-        elif frames == 1 and is_plain(path):
-            done.pages.append(_keep(path, image, folder))
-            continue
-        done.pages.append(_store(image, "", folder, number, settings))
+        _copy_image(path, number - 1, number, folder, settings, done)
     return done
 
 
-def _keep(path: Path, image: Image.Image, folder: Path) -> RenderedPage:
+def _copy_image(
+    path: Path, frame: int, number: int, folder: Path, settings: RenderSettings, done: RenderedPages
+) -> None:
+    """Add a frame of an image file as page `number`. Raises ImageError when it cannot be used."""
+    image = load_page_image(path, frame=frame)
+    shrunk = shrink_to(image, settings.max_pixels)
+    if shrunk is not image:
+        size = "{} x {}".format(*image.size)
+        done.notes.append((number, f"scaled down from {size} to stay within the pixel cap"))
+        image = pad_to_usable(shrunk)
+    elif count_frames(path) == 1 and is_plain(path):
+        done.pages.append(_keep(path, image, folder, number))
+        return
+    done.pages.append(_store(image, "", folder, number, settings))
+
+
+def copy_page_files(
+    pages: Sequence[PageFile], folder: Path, settings: RenderSettings, first: int, count: int
+) -> RenderedPages:
+    """Make pages of the images `first` … `first + count − 1` (1-based positions) of a group.
+
+    `page_count` of the result counts the images. One that cannot be used is left out with a note, as a page
+    of a PDF is; so are page numbers that no image has. Raises OSError when a file cannot be read.
+    """
+    done = RenderedPages(page_count=len(pages))
+    before = pages[first - 2].number if first > 1 else 0
+    for number, path in pages[first - 1 : first - 1 + count]:
+        done.notes += [(missing, "there is no image of it") for missing in range(before + 1, number)]
+        before = number
+        try:
+            if (frames := count_frames(path)) > 1:
+                done.notes.append((number, f"{path.name} holds {frames} pictures, the first is taken"))
+            _copy_image(path, 0, number, folder, settings, done)
+        except ImageError as error:
+            done.notes.append((number, f"left out: {error}"))
+    return done
+
+
+def _keep(path: Path, image: Image.Image, folder: Path, number: int) -> RenderedPage:
     """Keep an image file byte for byte: encoding it again would only lose quality."""
     data = path.read_bytes()
-    target = folder / f"00001{path.suffix.lower()}"
+    target = folder / f"{number:05d}{path.suffix.lower()}"
     target.write_bytes(data)
-    return RenderedPage(1, target.name, *image.size, "", hashlib.sha256(data).hexdigest())
+    return RenderedPage(number, target.name, *image.size, "", hashlib.sha256(data).hexdigest())
 
 
 def _store(

@@ -6,18 +6,18 @@ import errno
 import hashlib
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from data.chunks import Chunk, rendered_pages
 from data.corpus_files import IMAGES_FOLDER, JOURNAL_FOLDER, DocumentRecord
 from data.corpus_writer import CorpusWriter
-from data.document_job import DocumentJob, PageCount
+from data.document_job import DocumentJob, PageCount, files_state
 from data.files import file_sha256
 from data.ingest_report import IngestReport, OnProgress, Progress
 from data.render import RenderSettings, joined_notes
-from data.sources import Found, Source, assign_ids
+from data.sources import Found, PageGroup, Source, assign_ids
 from data.workers import WorkerPool
 from visor.types import Page, make_page_id
 
@@ -29,7 +29,7 @@ class RenderStage:
         self,
         corpus: CorpusWriter,
         settings: RenderSettings,
-        found: list[Found],
+        found: Sequence[Found | PageGroup],
         roots: list[Path],
         report: IngestReport,
     ) -> None:
@@ -76,10 +76,10 @@ class RenderStage:
         todo = {}
         for doc_id, source in self.sources.items():
             try:
-                stat, digest = source.path.stat(), file_sha256(source.path)
+                state, digest = files_state(source), source_sha256(source)
             except OSError as error:
                 # Nothing is known about the file's content: what the corpus has of it stays.
-                self._fail(source, "", f"{source.path.name} cannot be read: {error.strerror}", keep=True)
+                self._fail(source, "", f"{_name(error, source)} cannot be read: {error.strerror}", keep=True)
                 continue
             record = self.corpus.documents.get(doc_id)
             files = [self.corpus.folder / page.image for page in stored.get(doc_id, [])]
@@ -92,7 +92,7 @@ class RenderStage:
                 self.corpus.documents[doc_id] = record.model_copy(update={"source": str(source.path)})
                 self.report.unchanged.append(doc_id)
             else:
-                todo[doc_id] = DocumentJob(source, digest, stat)
+                todo[doc_id] = DocumentJob(source, digest, state)
         return todo
 
     def _render(
@@ -155,7 +155,8 @@ class RenderStage:
         name = folder_name(document.source.doc_id, document.digest, self.settings.recipe)
         root = self.corpus.folder
         folder, journal = root / IMAGES_FOLDER / name, root / JOURNAL_FOLDER / name
-        return Chunk(document.source.doc_id, document.source.path, folder, journal, self.settings)
+        source = document.source
+        return Chunk(source.doc_id, source.path, folder, journal, self.settings, pages=source.pages)
 
     def _finish(self, document: DocumentJob, folder: str) -> None:
         source, rendered = document.source, document.joined()
@@ -184,7 +185,7 @@ class RenderStage:
         record = DocumentRecord(
             doc_id=doc_id,
             status="done",
-            page_count=rendered.page_count,
+            page_count=source.pages[-1].number if source.pages else rendered.page_count,
             notes=notes,
             sha256=document.digest,
             recipe=self.settings.recipe,
@@ -202,6 +203,18 @@ class RenderStage:
                 doc_id=source.doc_id, status="failed", reason=reason, sha256=digest, source=str(source.path)
             )
             self.corpus.put(record, [])
+
+
+def source_sha256(source: Source) -> str:
+    """Hash of a document: of its file, or of the numbers and files of its page images."""
+    if not source.pages:
+        return file_sha256(source.path)
+    parts = "".join(f"{number}:{file_sha256(path)}\n" for number, path in source.pages)
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def _name(error: OSError, source: Source) -> str:
+    return Path(error.filename or source.path).name
 
 
 def folder_name(doc_id: str, digest: str, recipe: str) -> str:
