@@ -236,8 +236,8 @@ def weight_casts(shape: Shape, how: Pass) -> int:
 def peak(shape: Shape, how: Pass, batch: Batch) -> int:
     """Most bytes at once of a forward and backward pass, gradients that are kept not counted.
 
-    The largest of four moments: at the logits; where the gradient of the output layer's weight is made; in the
-    layers, where a checkpointed one is computed again; and at the embeddings, when the rest is freed.
+    The largest of four moments: at the logits; where the gradient of the output layer's weight is made; in
+    the layers, where a checkpointed one is computed again; and at the embeddings, when the rest is freed.
     """
     kept = kept_for_backward(shape, how, batch)
     logits = batch.sampled * shape.vocabulary
