@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import is_wandb_available, set_seed
+from accelerate.utils import set_seed
 from transformers import get_scheduler
 
 from data.corpus import Corpus
@@ -16,6 +15,7 @@ from grpo.arguments import GrpoConfig
 from grpo.plan import check_limits
 from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
+from grpo.trackers import accelerator_arguments, check_installed, start_trackers
 from grpo.trainer import GrpoTrainer
 from grpo.update import PolicyUpdate
 from grpo.validation import Validation
@@ -32,7 +32,7 @@ from visor.models.lora import add_lora
 from visor.models.rendering import ChatRenderer
 from visor.models.tensors import collate, to_device
 from visor.models.transformers import TransformersClient
-from visor.retrieval.index import default_index_path, open_index
+from visor.retrieval.index import index_path, open_index
 from visor.systems.visor import VisorSystem
 from visor.types import Question, Trajectory
 
@@ -43,11 +43,7 @@ VALIDATION_CACHE_BYTES = 1 << 27
 def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     """Everything of a run, resumed where its folder says so. ValueError for what cannot be trained."""
     reward = get_reward(config.reward)
-    if config.report_to == "wandb" and not is_wandb_available():
-        raise ValueError(
-            "report_to wandb needs the package wandb, which is not installed: pip install wandb, or leave "
-            "report_to at none"
-        )
+    check_installed(config.report_to)
     checkpoint = find_checkpoint(config)
     corpus = Corpus.open(config.corpus)
     corpus.check_images()
@@ -94,6 +90,8 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     )
     if checkpoint:
         trainer.load_state(checkpoint)
+    settings = config.model_dump(mode="json")
+    start_trackers(accelerator, config.report_to, settings, Path(config.output_dir), step=trainer.step_done)
     return trainer
 
 
@@ -121,9 +119,9 @@ def _accelerator(config: GrpoConfig) -> Accelerator:
     """ValueError for a launch that shards the weights: rollouts read the whole policy in every process."""
     accelerator = Accelerator(
         mixed_precision="bf16" if config.bf16 else None,
-        log_with=None if config.report_to == "none" else config.report_to,
         # A micro-batch without pictures leaves the vision tower without gradients.
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+        **accelerator_arguments(config.report_to, Path(config.output_dir)),
     )
     plugin = accelerator.state.deepspeed_plugin
     kind = accelerator.distributed_type.value
@@ -137,8 +135,6 @@ def _accelerator(config: GrpoConfig) -> Accelerator:
         plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = rows
         plugin.deepspeed_config["gradient_accumulation_steps"] = 1  # the loop counts for itself
         plugin.deepspeed_config["gradient_clipping"] = config.max_grad_norm
-    if config.report_to != "none":
-        accelerator.init_trackers("grpo", config=json.loads(config.model_dump_json()))
     return accelerator
 
 
@@ -234,10 +230,12 @@ def _engine(
     temperature: float,
 ) -> RolloutEngine:
     sampling = Sampling(temperature, config.top_p, config.max_completion_length)
-    retriever = open_index(index or default_index_path(corpus.path), corpus)
+    path = index_path(corpus.path, index, config.retriever)
+    retriever = open_index(path, corpus, config.retriever)
     prompts = load_prompts(config.episode.prompts)
     system = VisorSystem(client, retriever, corpus, config.episode, prompts, sampling)
-    return RolloutEngine(system, make_judge(config.judge, images), reward, config.max_concurrency)
+    judge = make_judge(config.judge, images, config.judge_options)
+    return RolloutEngine(system, judge, reward, config.max_concurrency)
 
 
 def _validation_data(

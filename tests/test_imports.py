@@ -32,7 +32,22 @@ HEAVY = ["torch", "transformers", "trl", "peft", "accelerate", "vllm", "deepspee
 # Modules whose import may load a heavy library; in these rooms only the ones in LIGHT_IN may not.
 HEAVY_ROOMS = ("visor.models", "sft", "grpo")
 LIGHT_IN = {"visor.models.base", "visor.models.smart_resize", "visor.models.scripted", "visor.models.openai"}
-HEAVY_MODULES = {"visor.retrieval.dense", "visor.retrieval.late_interaction", "visor.retrieval.maxsim"}
+HEAVY_MODULES = {
+    "visor.retrieval.dense",
+    *(
+        f"visor.retrieval.{name}"
+        for name in (
+            "late_interaction",
+            "maxsim",
+            "maxsim_scan",
+            "maxsim_kernels",
+            "coarse",
+            "pooling",
+            "colqwen",
+            "qdrant",
+        )
+    ),
+}
 
 
 @dataclass(frozen=True)

