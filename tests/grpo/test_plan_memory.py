@@ -66,7 +66,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    """A tiny policy with several layers, windows in its vision tower and a vocabulary that weighs."""
+    """A tiny policy with several layers, vision windows and a vocabulary that weighs something."""
     path = tmp_path_factory.mktemp("memory") / "policy"
     build_tiny_policy(
         path, TEXTS, vocab_size=340, text={"vocab_size": 3000, "num_hidden_layers": 4},
@@ -108,7 +108,7 @@ def as_batch(rows) -> Batch:
 
 
 def allocated(function) -> int:
-    """The most bytes that `function` has allocated at once on the CPU, temporaries of kernels too."""
+    """The most bytes that `function` has allocated at once on the CPU, temporaries of kernels included."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         function()
     events = record.profiler.kineto_results.events()
