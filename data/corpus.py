@@ -7,12 +7,13 @@ from pathlib import Path
 
 from PIL import Image
 
-from data.corpus_files import DocumentRecord, read_corpus
-from data.ingest import IngestReport, ingest
+from data.corpus_files import CaptionsState, DocumentRecord, read_captions_state, read_corpus
+from data.ingest import ingest, remove_documents
+from data.ingest_report import IngestReport
 from data.sources import normalise_id
 from visor.types import Page
 
-__all__ = ["Corpus", "DocumentRecord", "IngestReport", "ingest"]
+__all__ = ["Corpus", "DocumentRecord", "IngestReport", "ingest", "remove_documents"]
 
 
 class Corpus:
@@ -32,6 +33,11 @@ class Corpus:
     def name(self) -> str:
         """The folder's name."""
         return self.path.resolve().name
+
+    @property
+    def captions(self) -> CaptionsState:
+        """Where the captions of the pages come from."""
+        return read_captions_state(self.path)
 
     def documents(self) -> list[DocumentRecord]:
         """Every document, failed ones too, by id."""

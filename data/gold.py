@@ -6,12 +6,31 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from data.corpus import Corpus
 from data.sources import normalise_id
 from visor.types import Question, make_page_id
 
 logger = logging.getLogger(__name__)
+
+
+ProblemKind = Literal["gold page", "no gold", "document", "row", "note"]
+
+
+class Problem(str):
+    """What is wrong with a question file, in words, and what kind of defect it is.
+
+    gold page: outside its document; no gold: none is given; document: not in the corpus, or not told which;
+    row: left out or renamed; note: anything else.
+    """
+
+    kind: ProblemKind
+
+    def __new__(cls, text: str, kind: ProblemKind = "note") -> Problem:
+        problem = super().__new__(cls, text)
+        problem.kind = kind
+        return problem
 
 
 class GoldPages:
@@ -24,23 +43,33 @@ class GoldPages:
     def __init__(self, corpus: Corpus | None, problems: list[str] | None):
         self._problems = problems
         self._counts = corpus.page_counts() if corpus is not None else None
-        names = [PurePosixPath(doc_id).name for doc_id in self._counts or {}]
-        once = {name for name, count in Counter(names).items() if count == 1}
-        self._by_name = {name: doc_id for name, doc_id in zip(names, self._counts or {}) if name in once}
+        self._by_stem: dict[str, list[str]] = {}
+        for doc_id in self._counts or {}:
+            self._by_stem.setdefault(_stem(PurePosixPath(doc_id).name), []).append(doc_id)
 
-    def report(self, problem: str) -> None:
+    def report(self, problem: str, kind: ProblemKind = "note") -> None:
         """Note a defect that does not stop the reading."""
+        problem = Problem(problem, kind)
         if self._problems is None:
             logger.warning(problem)
         else:
             self._problems.append(problem)
 
     def doc_id(self, name: str) -> str:
-        """The corpus's id of a document: the same id, or the only one with this file name."""
+        """The corpus's id of a document: the same id, or the only one that ends or begins its path so.
+
+        `x.pdf` finds `folder/x.pdf`, `13/x.pdf` finds `x.pdf`. Where none does, `.pdf` does not count: a
+        benchmark names the PDF that a corpus may hold as page images, and the other way round.
+        """
         name = normalise_id(name)
         if self._counts is None or name in self._counts:
             return name
-        return self._by_name.get(name, name)
+        alike = self._by_stem.get(_stem(PurePosixPath(name).name), [])
+        for trim in (str, _stem):
+            tails = [doc_id for doc_id in alike if _same_tail(trim(doc_id), trim(name))]
+            if tails:
+                return tails[0] if len(tails) == 1 else name
+        return name
 
     def check(self, name: str, number: int, where: str) -> list[str]:
         """The page id in a list, or [] (reported) when the page is outside its document.
@@ -52,16 +81,28 @@ class GoldPages:
         last = None if self._counts is None else self._counts.get(doc_id)
         if number < 1 or (last is not None and number > last):
             allowed = f"1..{last}" if last is not None else "the pages, which start at 1"
-            self.report(f"{where}: page {number} is outside {allowed} of {doc_id}; dropped from gold")
+            self.report(
+                f"{where}: page {number} is outside {allowed} of {doc_id}; dropped from gold", "gold page"
+            )
             return []
         if self._counts is not None and last is None:
-            self.report(f"{where}: document {doc_id} is not in the corpus")
+            self.report(f"{where}: document {doc_id} is not in the corpus", "document")
         return [make_page_id(doc_id, number)]
 
     def check_all(self, name: str, numbers: Iterable[int], where: str) -> list[str]:
         """Page ids of the valid numbers, each once, in order."""
         pages = [page_id for number in numbers for page_id in self.check(name, number, where)]
         return list(dict.fromkeys(pages))
+
+
+def _stem(doc_id: str) -> str:
+    """A document id without `.pdf`."""
+    return doc_id[:-4] if doc_id.lower().endswith(".pdf") else doc_id
+
+
+def _same_tail(one: str, other: str) -> bool:
+    """Whether one path ends as the other."""
+    return f"/{one}".endswith(f"/{other}") or f"/{other}".endswith(f"/{one}")
 
 
 def distinct_id(wanted: str, used: set[str]) -> str:

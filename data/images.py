@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visor.models.smart_resize import FACTOR, MAX_RATIO
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif"})
 WHITE = (255, 255, 255)
+
+
+class PageFile(NamedTuple):
+    """An image file that is one page of a document made of page images."""
+
+    number: int
+    """1-based; a document may lack some."""
+    path: Path
+    """Absolute."""
 
 
 class ImageError(ValueError):
@@ -123,6 +132,8 @@ def _decode(path: Path, frame: int) -> Image.Image:
 
 def _scale_deep_grey(image: Image.Image) -> Image.Image:
     """16-bit, 32-bit or float grey → 8 bits, the whole range kept."""
+    import numpy as np  # slow to load, and few images need it
+
     values = np.asarray(image, dtype=np.float64)
     values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())

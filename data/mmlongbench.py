@@ -1,4 +1,7 @@
-"""MMLongBench-Doc: `samples.json`, one row a question, lists written as Python literals inside strings."""
+"""MMLongBench-Doc: `samples.json`, one row a question, lists written as Python literals inside strings.
+
+The hub's data set has the same rows in a parquet file, which is read too.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ from typing import Any
 
 from data.corpus import Corpus
 from data.gold import GoldPages, distinct_id
+from data.table_rows import RowFile
 from visor.types import Question
 
 NOT_ANSWERABLE = "Not answerable"
+COLUMNS = "doc_id doc_type question answer evidence_pages evidence_sources answer_format".split()
 
 
 def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | None = None) -> list[Question]:
-    """Read the questions of a `samples.json`.
+    """Read the questions of a `samples.json` or of the hub's parquet file.
 
     Ids are made of document and question, so that they are the same in every version of the benchmark; equal
     rows get `…~2`. `gold_answers` holds the answer as it is written; for the format List its elements are in
@@ -33,11 +38,13 @@ def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | N
         try:
             questions.append(_question(row, gold, used, f"{path}, row {number}"))
         except ValueError as error:
-            gold.report(f"{error}; row left out")
+            gold.report(f"{error}; row left out", "row")
     return questions
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        return [row for _, row in RowFile(path, "").rows(COLUMNS)]
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
@@ -72,7 +79,7 @@ def _question(row: dict[str, Any], gold: GoldPages, used: set[str], where: str) 
     if gold_pages:
         tags["hop"] = "single" if len(gold_pages) == 1 else "multi"
     elif tags["answerable"] and not pages:
-        gold.report(f"{where}: answerable, but no evidence page is given")
+        gold.report(f"{where}: answerable, but no evidence page is given", "no gold")
     return Question(
         question_id=question_id,
         text=row["question"],

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from data import mmlongbench, visual_rag_json
+from data import docbench, mmlongbench, slidevqa, visual_rag_json
 from data.corpus import Corpus
 from data.gold import GoldPages, refuse_repeated_ids
 from visor.types import Question, split_page_id
@@ -49,8 +49,12 @@ LOADERS: dict[str, Loader] = {
     "mmlongbench": mmlongbench.load,
     "vidoseek": visual_rag_json.load,
     "visual_rag_json": visual_rag_json.load,
+    "slidevqa": slidevqa.load,
+    "docbench": docbench.load,
 }
 """Benchmark name → `load(path, corpus=None, problems=None) -> list[Question]`."""
+READ_FOLDERS = frozenset({"slidevqa", "docbench"})
+"""Readers whose PATH may be a folder, and for SlideVQA a pattern."""
 
 
 def load_questions(
@@ -66,7 +70,7 @@ def load_questions(
         raise ValueError(
             f"{spec!r} names no questions; expected NAME:PATH with NAME one of {', '.join(LOADERS)}"
         )
-    if not Path(path).is_file():
+    if name not in READ_FOLDERS and not Path(path).is_file():
         raise ValueError(f"{spec!r}: there is no file {path}")
     return LOADERS[name](path, corpus=corpus, problems=problems)
 

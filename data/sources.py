@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from data.corpus_files import MANIFEST_FILE
-from data.images import IMAGE_SUFFIXES
+from data.images import IMAGE_SUFFIXES, PageFile
 
 DOCUMENT_SUFFIXES = IMAGE_SUFFIXES | {".pdf"}
 
@@ -18,13 +19,30 @@ Found = tuple[str, Path]
 """Path below the folder that the user named (or the file's name), and the file, absolute."""
 
 
+class PageGroup(NamedTuple):
+    """A document that is a group of page images."""
+
+    name: str
+    """The id, unless another document has it."""
+    path: Path
+    """The first of its images, absolute."""
+    pages: tuple[PageFile, ...]
+    """By number; at least one."""
+
+
+Layout = Callable[[Sequence[str | Path], Path | None], Sequence[Found | PageGroup]]
+"""How documents lie on disk: (paths of the user, folder to leave out) → documents. `find_sources` is one."""
+
+
 @dataclass(frozen=True)
 class Source:
-    """A file to ingest."""
+    """A document to ingest."""
 
     doc_id: str
     path: Path
     """Absolute."""
+    pages: tuple[PageFile, ...] = ()
+    """As in `PageGroup`; () for a file of its own."""
 
 
 def normalise_id(text: str) -> str:
@@ -81,7 +99,7 @@ def _walk(root: Path, skip: Path | None) -> list[Path]:
 
 
 def assign_ids(
-    found: Iterable[Found], known: Mapping[str, str], replaceable: Collection[str] = ()
+    found: Iterable[Found | PageGroup], known: Mapping[str, str], replaceable: Collection[str] = ()
 ) -> list[Source]:
     """Give every file a document id of its own.
 
@@ -89,14 +107,24 @@ def assign_ids(
     `known` maps the ids of a corpus to the files they came from: a file keeps the id it has there, and no
     other file takes that id unless it is among `replaceable` (its file is gone).
     """
-    id_of = {path: doc_id for doc_id, path in known.items()}
+    id_of = {(path, _names_file(doc_id, path)): doc_id for doc_id, path in known.items()}
     taken = {doc_id for doc_id in known if doc_id not in replaceable}
     sources = []
-    for name, path in found:
-        doc_id = id_of.get(str(path)) or _distinct(name, taken)
+    for document in found:
+        name, path = document[:2]
+        pages = document.pages if isinstance(document, PageGroup) else ()
+        # A group is known by the image that was its first, which need not be the first now.
+        files = [page.path for page in pages] or [path]
+        earlier = (id_of.get((str(file), not pages)) for file in files)
+        doc_id = next(filter(None, earlier), None) or _distinct(name, taken)
         taken.add(doc_id)
-        sources.append(Source(doc_id, path))
+        sources.append(Source(doc_id, path, pages))
     return sources
+
+
+def _names_file(doc_id: str, path: str) -> bool:
+    """Whether an id is that of a file, not of a group of page images that begins with the file."""
+    return PurePosixPath(doc_id).suffix.lower() == PurePosixPath(path).suffix.lower()
 
 
 def _distinct(name: str, taken: set[str]) -> str:

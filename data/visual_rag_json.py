@@ -28,14 +28,14 @@ def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | N
     for position, example in enumerate(_read_examples(path), start=1):
         uid = example.get("uid")
         if uid is None:
-            gold.report(f"{path}, example {position}: uid is missing; left out")
+            gold.report(f"{path}, example {position}: uid is missing; left out", "row")
             continue
         if (key := (type(uid).__name__, str(uid))) in uids:
             raise ValueError(f"{path}, example {position}: uid {uid!r} is used more than once")
         uids.add(key)
         where = f"{path}, uid {uid!r}"
         if defect := _defect(example):
-            gold.report(f"{where}: {defect}; left out")
+            gold.report(f"{where}: {defect}; left out", "row")
             continue
         question_id = distinct_id(str(uid), used)
         questions.append(_question(example, question_id, gold, where))

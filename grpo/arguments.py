@@ -6,9 +6,11 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from grpo.advantage import ScaleRewards
 from grpo.alarms import NAMES, AlarmsConfig
 from grpo.figures import FIGURES, LOWER_IS_BETTER
-from grpo.loss import LossSettings
+from grpo.loss import ImportanceSamplingLevel, LossSettings, LossType
+from rollout.build import JudgeOptions
 from visor.config import Config
 from visor.env.config import EpisodeConfig
 
@@ -33,9 +35,10 @@ class GrpoConfig(Config):
     corpus: str
     """Corpus folder."""
     index: str | None = None
-    """Index folder of that corpus; null = CORPUS/index/RETRIEVER."""
+    """Index folder of that corpus, or the address of a service, http://HOST:PORT or peer+http://HOST:PORT;
+    null = CORPUS/index/RETRIEVER."""
     retriever: str | None = None
-    """bm25, dense, colqwen or hybrid:FIRST+SECOND, in validation too; null = bm25, or the one that made
+    """bm25, dense, colqwen or hybrid:FIRST+SECOND, in validation too; null = bm25, or the one behind
     `index`."""
     questions: str
     """Training questions as `reader:PATH`, for example `questions:train.jsonl`; each needs gold pages."""
@@ -44,6 +47,7 @@ class GrpoConfig(Config):
     episode: EpisodeConfig = EpisodeConfig()
     judge: str = "rule"
     """rule, or the spec of a model that judges answers, as in evaluation."""
+    judge_options: JudgeOptions = JudgeOptions()
     reward: str = "visor"
     """Name of the reward, one of `rewards.REWARDS`."""
 
@@ -72,17 +76,31 @@ class GrpoConfig(Config):
     """turn mode: mean |log p now − log p at sampling| of a row above which the run stops, because the row is
     then not what was sampled. None: only logged."""
 
-    loss_type: Literal["dapo", "grpo", "dr_grpo"] = "dapo"
-    """dapo: mean over the sampled tokens of an update. grpo: mean of the trajectories' means. dr_grpo: sum
-    over a constant length."""
+    loss_type: LossType = "dapo"
+    """dapo, bnpo: mean over the sampled tokens of an update. grpo: mean of the trajectories' means. dr_grpo:
+    sum over a constant length."""
+    importance_sampling_level: ImportanceSamplingLevel = "token"
+    """token: a ratio a token. sequence: one ratio a training row, as in GSPO."""
     epsilon: float = Field(0.2, ge=0)
     epsilon_high: float | None = Field(None, ge=0)
+    """Upper clip; null: epsilon."""
+    delta: float | None = Field(None, gt=1)
+    """Upper bound on the ratio of tokens with a negative advantage too; null: none. Larger than 1 +
+    epsilon_high to be of use."""
     beta: float = Field(0.0, ge=0)
     """KL coefficient; above 0 a frozen copy of the starting policy is kept."""
     use_bias_correction_kl: bool = False
     kl_clamp: float | None = Field(None, gt=0)
     """Upper bound on the KL estimate of one token, as verl has at 10; None: no bound, as in TRL."""
-    scale_rewards: Literal["group", "none"] = "group"
+    scale_rewards: ScaleRewards = "group"
+    """What a reward's distance to its group's mean is divided by: the standard deviation of the group, that
+    of the step's rewards (batch), or nothing. true and false stand for group and none, as in TRL."""
+    filter_zero_std_groups: bool = False
+    """Leave groups without a gradient (all rewards equal, or fewer than two scored) out of the loss
+    altogether, its token mean and KL term included."""
+    max_resampling_rounds: int = Field(0, ge=0)
+    """Rounds in which further questions may be drawn for the groups that were left out, as many as are
+    missing; the step trains on fewer groups when they are spent."""
     mask_truncated_completions: bool = False
     """Leave trajectories with a reply cut at max_completion_length out of the loss; they stay in the group's
     statistics."""
@@ -153,7 +171,25 @@ class GrpoConfig(Config):
     save_total_limit: int | None = Field(2, ge=1)
     resume_from_checkpoint: bool | str = True
     """true: go on from the newest checkpoint in output_dir, if there is one; or the path of a checkpoint."""
-    report_to: Literal["none", "wandb"] = "none"
+    report_to: list[Literal["wandb", "tensorboard"]] = []
+    """Trackers the figures go to: wandb, tensorboard, or a list of them; none: metrics.jsonl alone. W&B works
+    offline with WANDB_MODE=offline."""
+    log_trajectories_steps: int | None = Field(None, ge=1)
+    """Write the best and the worst trajectory of every so many steps as text, into `highlights/` and to the
+    trackers; null: never. All trajectories are in `rollouts/` in any case."""
+
+    @field_validator("scale_rewards", mode="before")
+    @classmethod
+    def _scale_as_truth_value(cls, value: object) -> object:
+        return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _trackers(cls, value: object) -> object:
+        """`none`, null or one name may stand for the list."""
+        if value in ("none", None):
+            return []
+        return [value] if isinstance(value, str) else value
 
     @field_validator("stop_on_alarm", mode="before")
     @classmethod
@@ -168,6 +204,12 @@ class GrpoConfig(Config):
         if unknown:
             raise ValueError(f"unknown alarm {unknown[0]!r}; known: {', '.join(NAMES)}, or all")
         return names
+
+    @model_validator(mode="after")
+    def _resampling_has_a_filter(self) -> Self:
+        if self.max_resampling_rounds and not self.filter_zero_std_groups:
+            raise ValueError("max_resampling_rounds needs filter_zero_std_groups: else no group is left out")
+        return self
 
     @model_validator(mode="after")
     def _validation_is_consistent(self) -> Self:
@@ -196,6 +238,8 @@ class GrpoConfig(Config):
             loss_type=self.loss_type,
             epsilon=self.epsilon,
             epsilon_high=self.epsilon_high,
+            delta=self.delta,
+            importance_sampling_level=self.importance_sampling_level,
             beta=self.beta,
             use_bias_correction_kl=self.use_bias_correction_kl,
             kl_clamp=self.kl_clamp,

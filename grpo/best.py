@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from data.corpus_files import sync_folder
+from data.files import sync_folder
 from grpo.checkpoint import write_folder
 from rollout.manifest import write_json
 

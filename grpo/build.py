@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import is_wandb_available, set_seed
+from accelerate.utils import set_seed
 from transformers import get_scheduler
 
 from data.corpus import Corpus
 from grpo.arguments import GrpoConfig
+from grpo.plan import check_limits
 from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
+from grpo.trackers import accelerator_arguments, check_installed, start_trackers
 from grpo.trainer import GrpoTrainer
 from grpo.update import PolicyUpdate
 from grpo.validation import Validation
@@ -42,11 +43,7 @@ VALIDATION_CACHE_BYTES = 1 << 27
 def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     """Everything of a run, resumed where its folder says so. ValueError for what cannot be trained."""
     reward = get_reward(config.reward)
-    if config.report_to == "wandb" and not is_wandb_available():
-        raise ValueError(
-            "report_to wandb needs the package wandb, which is not installed: pip install wandb, or leave "
-            "report_to at none"
-        )
+    check_installed(config.report_to)
     checkpoint = find_checkpoint(config)
     corpus = Corpus.open(config.corpus)
     corpus.check_images()
@@ -58,6 +55,9 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     if accelerator.is_main_process:
         write_run_config(config)
     processor = load_processor(config.model_name_or_path)
+    check_limits(
+        config, processor.tokenizer, corpus.pages(), questions, quiet=not accelerator.is_main_process
+    )
     renderer = processor.renderer()
     images = ChatImages(ImageCutter(corpus))
     auxiliary = _auxiliary_rows(config, renderer, images)
@@ -90,6 +90,8 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     )
     if checkpoint:
         trainer.load_state(checkpoint)
+    settings = config.model_dump(mode="json")
+    start_trackers(accelerator, config.report_to, settings, Path(config.output_dir), step=trainer.step_done)
     return trainer
 
 
@@ -117,9 +119,9 @@ def _accelerator(config: GrpoConfig) -> Accelerator:
     """ValueError for a launch that shards the weights: rollouts read the whole policy in every process."""
     accelerator = Accelerator(
         mixed_precision="bf16" if config.bf16 else None,
-        log_with=None if config.report_to == "none" else config.report_to,
         # A micro-batch without pictures leaves the vision tower without gradients.
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+        **accelerator_arguments(config.report_to, Path(config.output_dir)),
     )
     plugin = accelerator.state.deepspeed_plugin
     kind = accelerator.distributed_type.value
@@ -133,8 +135,6 @@ def _accelerator(config: GrpoConfig) -> Accelerator:
         plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = rows
         plugin.deepspeed_config["gradient_accumulation_steps"] = 1  # the loop counts for itself
         plugin.deepspeed_config["gradient_clipping"] = config.max_grad_norm
-    if config.report_to != "none":
-        accelerator.init_trackers("grpo", config=json.loads(config.model_dump_json()))
     return accelerator
 
 
@@ -234,7 +234,8 @@ def _engine(
     retriever = open_index(path, corpus, config.retriever)
     prompts = load_prompts(config.episode.prompts)
     system = VisorSystem(client, retriever, corpus, config.episode, prompts, sampling)
-    return RolloutEngine(system, make_judge(config.judge, images), reward, config.max_concurrency)
+    judge = make_judge(config.judge, images, config.judge_options)
+    return RolloutEngine(system, judge, reward, config.max_concurrency)
 
 
 def _validation_data(

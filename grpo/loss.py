@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-LossType = Literal["dapo", "grpo", "dr_grpo"]
+LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo"]
+ImportanceSamplingLevel = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,13 @@ class LossSettings:
     """Lower clip: the ratio is kept above 1 − epsilon."""
     epsilon_high: float | None = None
     """Upper clip: the ratio is kept below 1 + epsilon_high; None = epsilon."""
+    delta: float | None = None
+    """Two-sided clip (INTELLECT-2, arXiv:2505.07291): the unclipped ratio is kept below this too, which
+    bounds the loss of a token with a negative advantage; None = no bound. Above 1 + epsilon_high to be of
+    use."""
+    importance_sampling_level: ImportanceSamplingLevel = "token"
+    """token: a ratio a token. sequence: one ratio a row, the geometric mean of its trained tokens' (GSPO,
+    arXiv:2507.18071, eq. 7)."""
     beta: float = 0.0
     """Coefficient of the KL term to the reference model."""
     use_bias_correction_kl: bool = False
@@ -45,6 +53,7 @@ class LossStats:
     tokens: float = 0.0
     kl: float = 0.0
     clipped: float = 0.0
+    """Tokens whose gradient the clip took away; at sequence level all tokens of a row or none."""
     entropy: float = 0.0
     """Of the policy's distribution at each token, nats."""
 
@@ -70,32 +79,49 @@ def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
     return torch.exp(difference) - difference - 1.0
 
 
+def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: str) -> Tensor:
+    """π(token) / π_old(token), three (B, L) tensors → (B, L), or with `level="sequence"` (B, 1): the exponent
+    of the row's mean log-ratio over the tokens of `mask` (GSPO eq. 7). A row without a token has ratio 1."""
+    log_ratio = logprobs - old_logprobs
+    if level == "sequence":
+        log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
+    elif level != "token":
+        raise ValueError(f"unknown importance_sampling_level {level!r}; use token or sequence")
+    return torch.exp(log_ratio)
+
+
 def token_losses(
     logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,
     settings: LossSettings,
     reference: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (loss, kl, clipped) per token, each (B, L) (DeepSeekMath eq. 3; TRL's token-level ratio).
+    """Return (loss, kl, clipped) per token, each (B, L) (DeepSeekMath eq. 3, GSPO eq. 5).
 
-    `logprobs`, `old_logprobs` and `reference` are (B, L), `advantages` (B,). `kl` is 0 without a reference;
-    `clipped` is 1.0 where the clip took the gradient away. ValueError when beta is set without a reference.
+    `logprobs`, `old_logprobs`, `reference` and `mask` are (B, L), `advantages` (B,); without a mask every
+    token is trained, which matters at sequence level only. `kl` is 0 without a reference; `clipped` is 1.0
+    where a clip took the gradient away. ValueError when beta is set without a reference.
     """
     if settings.beta and reference is None:
         raise ValueError("beta is not 0 but there are no reference log-probabilities; load a reference model")
     high = settings.epsilon if settings.epsilon_high is None else settings.epsilon_high
     advantage = advantages[:, None]
-    ratio = torch.exp(logprobs - old_logprobs)
+    mask = torch.ones_like(logprobs) if mask is None else mask
+    ratio = importance_ratio(logprobs, old_logprobs, mask, settings.importance_sampling_level)
     clipped_ratio = ratio.clamp(1.0 - settings.epsilon, 1.0 + high)
-    loss = -torch.minimum(ratio * advantage, clipped_ratio * advantage)
-    kl = torch.zeros_like(loss) if reference is None else kl_to_reference(logprobs, reference)
+    unclipped = ratio if settings.delta is None else ratio.clamp(max=settings.delta)
+    loss = -torch.minimum(unclipped * advantage, clipped_ratio * advantage).expand_as(logprobs)
+    kl = torch.zeros_like(logprobs) if reference is None else kl_to_reference(logprobs, reference)
     if settings.kl_clamp is not None:
         kl = kl.clamp(max=settings.kl_clamp)
     if settings.beta:
         loss = loss + settings.beta * (kl * ratio if settings.use_bias_correction_kl else kl)
     outside = ((ratio < 1.0 - settings.epsilon) & (advantage < 0)) | ((ratio > 1.0 + high) & (advantage > 0))
-    return loss, kl.detach(), outside.to(loss.dtype)
+    if settings.delta is not None:
+        outside = outside | ((ratio > settings.delta) & (advantage < 0))
+    return loss, kl.detach(), outside.to(loss.dtype).expand_as(logprobs)
 
 
 def row_coefficients(
@@ -112,6 +138,8 @@ def row_coefficients(
     to (several rows in turn mode). With N trained tokens in M trajectories:
 
     - dapo: 1 / N, the token mean (DAPO, arXiv:2503.14476, eq. 12);
+    - bnpo: the same. TRL's divides by the tokens of each micro-batch, so that the result depends on the
+      split; here the batch is the whole update;
     - grpo: 1 / (M · tokens of the row's trajectory), the mean of each trajectory's mean (DeepSeekMath eq. 3);
     - dr_grpo: 1 / (M · max_completion_length) (Dr. GRPO, arXiv:2503.20783).
 
@@ -128,13 +156,13 @@ def row_coefficients(
     kept_trajectories = sum(1 for count in tokens_of.values() if count)
 
     def coefficient(trajectory: str) -> float:
-        if settings.loss_type == "dapo":
+        if settings.loss_type in ("dapo", "bnpo"):
             return 1.0 / total
         if settings.loss_type == "grpo":
             return 1.0 / (kept_trajectories * tokens_of[trajectory])
         if settings.loss_type == "dr_grpo":
             return 1.0 / (kept_trajectories * settings.max_completion_length)
-        raise ValueError(f"unknown loss_type {settings.loss_type!r}; use dapo, grpo or dr_grpo")
+        raise ValueError(f"unknown loss_type {settings.loss_type!r}; use dapo, grpo, bnpo or dr_grpo")
 
     weights = [1.0] * len(token_counts) if row_weights is None else row_weights
     return [
@@ -163,7 +191,7 @@ def policy_loss(
     (B, L) tensors except `advantages` and `coefficients` (B,). Rows with coefficient 0 leave the statistics;
     `entropy` only enters them.
     """
-    per_token, kl, clipped = token_losses(logprobs, old_logprobs, advantages, settings, reference)
+    per_token, kl, clipped = token_losses(logprobs, old_logprobs, advantages, settings, reference, mask)
     counted = mask * (coefficients != 0)[:, None]
     entropy = torch.zeros_like(kl) if entropy is None else entropy
     stats = torch.stack([counted.sum(), *((x * counted).sum() for x in (kl, clipped, entropy))])

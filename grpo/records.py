@@ -14,6 +14,7 @@ METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts"
 VALIDATION_METRICS = "validation.jsonl"
 VALIDATIONS = "validation"
+HIGHLIGHTS = "highlights"
 
 
 def append_line(path: Path, line: dict) -> None:
@@ -42,6 +43,11 @@ def forget_after(output_dir: Path, step: int) -> None:
         path = output_dir / name
         if path.exists():
             rewrite(path, [line for line in read_rows(path) if line["step"] <= step])
-        for file in (output_dir / folder).glob("step-*.jsonl"):
-            if int(file.stem.removeprefix("step-")) > step:
-                file.unlink()
+        _drop_after(output_dir / folder, step)
+    _drop_after(output_dir / HIGHLIGHTS, step)
+
+
+def _drop_after(folder: Path, step: int) -> None:
+    for file in folder.glob("step-*"):
+        if int(file.name.removeprefix("step-").partition(".")[0]) > step:
+            file.unlink()

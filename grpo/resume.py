@@ -19,10 +19,15 @@ FREE_TO_CHANGE = {
     "save_total_limit",
     "torch_threads",
     "report_to",
+    "log_trajectories_steps",
     "eval_steps",
     "eval_on_start",
     "load_best_model_at_end",
     "auxiliary.until_step",
+    "judge_options.cache",
+    "judge_options.max_concurrency",
+    "judge_options.timeout",
+    "judge_options.max_retries",
     "alarms",
     "stop_on_alarm",
 }
@@ -76,10 +81,13 @@ def _changed(stored: dict, config: GrpoConfig, output_dir: Path) -> list[str]:
 
 
 def _flat(config: GrpoConfig) -> dict:
-    """The settings by name; those of the auxiliary loss dotted, because one of them is free to change."""
+    """The settings by name; those of the auxiliary loss and of the judge dotted, because some of them are
+    free to change."""
     settings = json.loads(config.model_dump_json())
-    auxiliary = settings.pop("auxiliary") or {"path": None}
-    return settings | {f"auxiliary.{name}": value for name, value in auxiliary.items()}
+    for section in ("auxiliary", "judge_options"):
+        inner = settings.pop(section) or {"path": None}
+        settings |= {f"{section}.{name}": value for name, value in inner.items()}
+    return settings
 
 
 def write_run_config(config: GrpoConfig) -> None:

@@ -17,11 +17,15 @@ def step_items(items: Sequence[Item], step: int, per_step: int, seed: int) -> li
 
     Every item is drawn once before any is drawn again; a step at the end of an epoch goes on into the next.
     """
+    return items_from(items, (step - 1) * per_step, per_step, seed)
+
+
+def items_from(items: Sequence[Item], first: int, count: int, seed: int) -> list[Item]:
+    """`count` items from place `first` (0-based) of that walk on."""
     if not items:
         raise ValueError("there is nothing to draw from")
-    first = (step - 1) * per_step
     chosen = []
-    for position in range(first, first + per_step):
+    for position in range(first, first + count):
         epoch, offset = divmod(position, len(items))
         chosen.append(items[_order(len(items), epoch, seed)[offset]])
     return chosen

@@ -1,4 +1,6 @@
-"""GRPO training: `python -m grpo.train --config configs/grpo/….yaml`, or under `accelerate launch -m`."""
+"""GRPO training: `python -m grpo.train --config configs/grpo/….yaml`, or under `accelerate launch -m`.
+
+With `--plan` it says what the run would take, and stops."""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from grpo.arguments import GrpoConfig
+from grpo.planning.options import PlanOptions, TrainCommand
 from visor.config import parse_cli
 
 DESCRIPTION = "Train a policy with GRPO in the retrieval environment."
@@ -14,10 +17,15 @@ DESCRIPTION = "Train a policy with GRPO in the retrieval environment."
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the command line and train; the final model, loadable on its own, is in `output_dir`.
 
+    With `--plan`, print what the run would take instead; status 2 when it exceeds a limit.
+
     Settings that cannot be trained end the command with a sentence and status 2, an alarm of `stop_on_alarm`
     with a checkpoint, a sentence and status 3.
     """
-    config = parse_cli(GrpoConfig, argv, prog="grpo.train", description=DESCRIPTION)
+    command = parse_cli(TrainCommand, argv, prog="grpo.train", description=DESCRIPTION)
+    config = command.settings
+    if command.plan:
+        raise SystemExit(_plan(config, command))
     import torch
 
     from grpo.build import build_trainer
@@ -36,6 +44,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         if trainer.accelerator.is_main_process:
             print(f"grpo.train: {stopped}", file=sys.stderr)
         raise SystemExit(3) from None
+
+
+def _plan(config: GrpoConfig, options: PlanOptions) -> int:
+    """Print the plan; returns the exit status."""
+    from grpo.plan import plan
+
+    try:
+        return plan(config, options)
+    except (ValueError, OSError) as error:
+        print(f"grpo.train: error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -18,33 +18,44 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 
 from grpo.alarms import Alarm, newly_raised, standing
 from grpo.arguments import GrpoConfig
-from grpo.batch import BuildRows, rows_of_groups
+from grpo.batch import BuildRows, rewards_to_scale_by, rows_of_groups
+from grpo.behaviour import behaviour_metrics
 from grpo.best import BestModel, recall
 from grpo.checkpoint import drop_after, drop_old, save_atomically
+from grpo.highlights import best_and_worst, write_highlights
 from grpo.hyperparameters import hyperparameters, set_hyperparameters
 from grpo.random_state import random_state, restore_random_state
 from grpo.records import METRICS, ROLLOUTS, append_line, forget_after, read_rows, write_trajectories
+from grpo.sampling import GroupSampler, StepGroups
 from grpo.schedule import step_items
 from grpo.step_metrics import (
+    judge_metrics,
     reward_metrics,
     row_metrics,
+    sampling_metrics,
+    step_seconds,
     summary,
     update_metrics,
     validation_summary,
 )
 from grpo.stopwatch import Stopwatch
+from grpo.trackers import fenced, numbers
 from grpo.update import PolicyUpdate
 from grpo.validation import Validation
 from rollout.engine import RolloutEngine
-from rollout.group import Group, sample_groups
+from rollout.group import Group
 from rollout.manifest import write_json
 from rollout.results import ResultRow, result_row
 from rollout.rows import TrainingRow
 from visor.models.transformers import TransformersClient
+from visor.stage_clock import CLOCK
 from visor.types import Question, derive_seed
 
 DEEPSPEED_FOLDER = "deepspeed"
 """Its own sharded optimizer state and master weights, below a checkpoint."""
+
+REMAINING_OVER = 20
+"""Steps whose mean duration says how long the rest takes."""
 
 
 class StoppedByAlarm(Exception):
@@ -90,6 +101,19 @@ class GrpoTrainer:
         self.best = BestModel(self.output_dir, config.metric_for_best_model, config.best_is_greater)
         self.saved_step = start_step
         """The step a killed run would go on from."""
+        self.questions_drawn = start_step * config.questions_per_step
+        """How far the data order has been walked."""
+        self.sampler = GroupSampler(
+            engine,
+            questions,
+            questions_per_step=config.questions_per_step,
+            num_generations=config.num_generations,
+            seed=config.seed,
+            filter_zero_std_groups=config.filter_zero_std_groups,
+            max_resampling_rounds=config.max_resampling_rounds,
+            process_index=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+        )
         self.history: list[dict] = []
         """The metrics lines so far, on the main process."""
 
@@ -110,10 +134,12 @@ class GrpoTrainer:
             if self._validates_at(step):
                 self._validate(step)
             if stop:
+                self.accelerator.end_training()
                 raise StoppedByAlarm(self._stop_message(stop))
         if self.accelerator.is_main_process:
             self._write_final_model()
         self.accelerator.wait_for_everyone()
+        self.accelerator.end_training()
 
     def _go_on(self) -> None:
         """Forget what came after the checkpoint, and make up for a validation that was not reached."""
@@ -134,22 +160,29 @@ class GrpoTrainer:
 
     def train_step(self, step: int) -> dict:
         """One step; returns its line of metrics."""
+        CLOCK.take()  # what a validation took is not the step's
         watch = Stopwatch()
-        groups = self._sample(step)
+        sampled = self._sample(step)
+        groups = sampled.groups
         watch.lap("rollout")
+        config = self.config
         rows = rows_of_groups(
             groups,
             self.build_rows,
-            max_length=self.config.max_length,
-            scale_rewards=self.config.scale_rewards,
-            mask_truncated_completions=self.config.mask_truncated_completions,
+            max_length=config.max_length,
+            scale_rewards=config.scale_rewards,
+            batch_rewards=gather_object(rewards_to_scale_by(groups, config.filter_zero_std_groups)),
+            mask_truncated_completions=config.mask_truncated_completions,
+            filter_zero_std_groups=config.filter_zero_std_groups,
         )
         watch.lap("rows")
         results = self._record(step, groups)
+        self._record_highlights(step, groups)
         watch.lap("record")
         rate = self.scheduler.get_last_lr()[0]
         seed = derive_seed(self.config.seed, "updates", step)
-        report = self.update.run(rows.rows, self._auxiliary(step), seed)
+        with CLOCK.running("update"):
+            report = self.update.run(rows.rows, self._auxiliary(step), seed)
         with warnings.catch_warnings():
             # A step without a gradient leaves the optimizer alone and still counts in the schedule.
             warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
@@ -158,23 +191,21 @@ class GrpoTrainer:
         return {
             "step": step,
             **reward_metrics(results),
+            **behaviour_metrics(groups),
             **update_metrics(report, self.update.reference is not None),
             **row_metrics(rows),
+            **sampling_metrics(sampled),
+            **judge_metrics(self.engine.judge),
             "learning_rate": rate,
-            "seconds": {**watch.seconds, "total": round(sum(watch.seconds.values()), 4)},
+            "seconds": step_seconds(watch.seconds, CLOCK.take()),
         }
 
-    def _sample(self, step: int) -> list[Group]:
+    def _sample(self, step: int) -> StepGroups:
         """The groups of this process's share of the step's questions."""
-        config, accelerator = self.config, self.accelerator
-        questions = step_items(self.questions, step, config.questions_per_step, config.seed)
-        # A question drawn twice goes to one process, which numbers its samples on instead of repeating them.
-        owner: dict[str, int] = {}
-        for position, question in enumerate(questions):
-            owner.setdefault(question.question_id, position % accelerator.num_processes)
-        share = [q for q in questions if owner[q.question_id] == accelerator.process_index]
         self.client.policy_version = step - 1
-        return sample_groups(self.engine, share, config.num_generations, config.seed, step)
+        sampled = self.sampler.sample(step, first=self.questions_drawn)
+        self.questions_drawn += sampled.drawn
+        return sampled
 
     def _auxiliary(self, step: int) -> list[TrainingRow]:
         """The step's auxiliary rows, this process's share of them."""
@@ -250,12 +281,27 @@ class GrpoTrainer:
             return
         append_line(self.output_dir / METRICS, metrics)
         self._report(metrics, metrics["step"])
-        self.accelerator.print(summary(metrics, self.config.max_steps), flush=True)
+        seconds = [row["seconds"]["total"] for row in self.history[-REMAINING_OVER:]]
+        self.accelerator.print(summary(metrics, self.config.max_steps, _mean(seconds)), flush=True)
+
+    def _record_highlights(self, step: int, groups: list[Group]) -> None:
+        """The best and the worst trajectory into `highlights/step-N.txt`, and to the trackers as text."""
+        every = self.config.log_trajectories_steps
+        if every is None or step % every:
+            return
+        found = best_and_worst(groups)
+        if found is None or not self.accelerator.is_main_process:
+            return
+        best, worst = found
+        write_highlights(self.output_dir, step, best, worst)
+        if self.config.report_to:
+            texts = {"trajectories/best": best.text, "trajectories/worst": worst.text}
+            self.accelerator.log({name: fenced(text) for name, text in texts.items()}, step=step)
 
     def _report(self, figures: dict, step: int) -> None:
-        """Send the numbers among the figures to the tracker."""
-        if self.config.report_to != "none":
-            self.accelerator.log({k: v for k, v in figures.items() if isinstance(v, int | float)}, step=step)
+        """Send the numbers among the figures to the trackers."""
+        if self.config.report_to:
+            self.accelerator.log(numbers({k: v for k, v in figures.items() if k != "step"}), step=step)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -290,7 +336,8 @@ class GrpoTrainer:
             torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
         torch.save(self.scheduler.state_dict(), folder / "scheduler.pt")
         torch.save(random_state(), folder / "rng_state.pt")
-        write_json(folder / "trainer_state.json", {"schema_version": 1, "step": self.step_done})
+        state = {"schema_version": 1, "step": self.step_done, "questions_drawn": self.questions_drawn}
+        write_json(folder / "trainer_state.json", state)
 
     def _write_model(self, folder: Path) -> None:
         self.accelerator.unwrap_model(self.model).save_pretrained(folder)
@@ -317,5 +364,12 @@ class GrpoTrainer:
         self.scheduler.load_state_dict(load(checkpoint / "scheduler.pt"))
         set_hyperparameters(self.scheduler, configured)
         restore_random_state(load(checkpoint / "rng_state.pt"))
-        self.step_done = json.loads((checkpoint / "trainer_state.json").read_text())["step"]
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        self.step_done = state["step"]
+        # Checkpoints from before resampling existed have no count: each of their steps drew as many.
+        self.questions_drawn = state.get("questions_drawn", self.step_done * self.config.questions_per_step)
         self.saved_step = self.step_done
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 
 from rewards.combine import ascore
 from rewards.judge import Judge
+from rewards.vrag import vrag_ascore
 from visor.types import Question, RewardBreakdown, Trajectory
 
 Reward = Callable[[Trajectory, Question, Judge], Awaitable[RewardBreakdown]]
 
-REWARDS: dict[str, Reward] = {"visor": ascore}
+REWARDS: dict[str, Reward] = {"visor": ascore, "vrag": vrag_ascore}
 """Rewards by the name that a configuration gives them."""
 
 

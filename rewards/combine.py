@@ -34,7 +34,7 @@ def score(trajectory: Trajectory, question: Question, judge: Judge) -> RewardBre
     The judge is asked about every answer, whatever was retrieved: accuracy needs its word. Honesty is asked
     after incomplete retrieval only. Raises ValueError when the trajectory answers another question.
     """
-    answer = _answer_to_judge(trajectory, question)
+    answer = answer_to_judge(trajectory, question)
     correct = honest = None
     if answer is not None:
         correct = judge.verdict(question.text, question.gold_answers, answer)
@@ -45,7 +45,7 @@ def score(trajectory: Trajectory, question: Question, judge: Judge) -> RewardBre
 
 async def ascore(trajectory: Trajectory, question: Question, judge: Judge) -> RewardBreakdown:
     """`score` that waits for the judge without blocking; the one to use with a model as judge."""
-    answer = _answer_to_judge(trajectory, question)
+    answer = answer_to_judge(trajectory, question)
     correct = honest = None
     if answer is not None:
         correct = await judge.averdict(question.text, question.gold_answers, answer)
@@ -54,7 +54,9 @@ async def ascore(trajectory: Trajectory, question: Question, judge: Judge) -> Re
     return visor_reward(trajectory, question, Judgement(judge.name, correct, honest))
 
 
-def _answer_to_judge(trajectory: Trajectory, question: Question) -> str | None:
+def answer_to_judge(trajectory: Trajectory, question: Question) -> str | None:
+    """The answer, or None where there is nothing to judge: a fault, no answer or an empty one. ValueError for
+    a trajectory of another question."""
     if trajectory.question_id != question.question_id:
         asked, answered = question.question_id, trajectory.question_id
         raise ValueError(f"a trajectory of question {answered!r} cannot be scored against {asked!r}")
@@ -81,10 +83,10 @@ def visor_reward(trajectory: Trajectory, question: Question, judgement: Judgemen
         complete_at=outcome.complete_at,
         delta=outcome.delta,
         judge=judgement.judge,
-        verdict=_verdict(trajectory, judgement),
+        verdict=judged_correct(trajectory, judgement),
         honest=judgement.honest.value if judgement.honest else None,
     )
-    parts.unscored_reason = _unscored_reason(trajectory, question, judgement)
+    parts.unscored_reason = unscored_reason(trajectory, question, judgement)
     if parts.unscored_reason:
         return parts
     parts.retrieval = retrieval_reward(outcome.delta)
@@ -94,14 +96,15 @@ def visor_reward(trajectory: Trajectory, question: Question, judgement: Judgemen
     return parts
 
 
-def _verdict(trajectory: Trajectory, judgement: Judgement) -> bool | None:
+def judged_correct(trajectory: Trajectory, judgement: Judgement) -> bool | None:
     """The judge's word; an empty answer is wrong without one, no answer at all has none."""
     if judgement.correct is not None:
         return judgement.correct.value
     return False if trajectory.answer is not None and not trajectory.answer.strip() else None
 
 
-def _unscored_reason(trajectory: Trajectory, question: Question, judgement: Judgement) -> str:
+def unscored_reason(trajectory: Trajectory, question: Question, judgement: Judgement) -> str:
+    """Why a trajectory has no reward: a fault of environment or judge, or no gold pages; "" when it has."""
     if trajectory.error:
         fault = trajectory.error
         return f"{fault.source} fault: {fault.type}: {fault.message}"

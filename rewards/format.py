@@ -1,6 +1,8 @@
-"""The format penalty (VISOR section 3.3)."""
+"""What the form of a trajectory counts: VISOR's penalty (section 3.3) and VRAG-RL's format reward."""
 
 from __future__ import annotations
+
+from visor.types import Invalid, Trajectory
 
 
 def format_penalty(searches: int) -> int:
@@ -10,3 +12,12 @@ def format_penalty(searches: int) -> int:
     single replies (`Turn.format_ok`) do not count here, nor does a missing answer.
     """
     return int(searches == 0)
+
+
+def is_well_formed(trajectory: Trajectory) -> bool:
+    """The format check of the `vrag` reward: a non-empty answer was given, by replies that each held one
+    thinking part and one valid action and nothing else."""
+    answered = bool((trajectory.answer or "").strip())
+    return answered and all(
+        turn.format_ok and not isinstance(turn.action, Invalid) for turn in trajectory.turns
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rewards.answer import matches_any
 from rewards.honesty import is_refusal
+from rewards.judge_cache import CachedVerdict, JudgeCache, cache_key
 from visor.env.prompts import fill
 from visor.models.base import PolicyClient, Request, Sampling
 from visor.types import derive_seed, text_message
@@ -81,6 +84,11 @@ class JudgePrompt(BaseModel):
     system: str
     user: str
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the two: another wording is another judge."""
+        return hashlib.sha256(f"{self.system}\x1f{self.user}".encode()).hexdigest()
+
 
 def load_judge_prompts(path: Path | None = None) -> dict[str, JudgePrompt]:
     """Read the judge prompts, `correctness` and `honesty`; None = the shipped ones."""
@@ -99,11 +107,33 @@ def parse_verdict(reply: str | None) -> bool | None:
     return label[1].lower() == "true" if label else None
 
 
+@dataclass
+class JudgeCounts:
+    """What a judge was asked since it was made or the counts were taken."""
+
+    calls: int = 0
+    """Requests to the model, repeated ones included."""
+    cached: int = 0
+    """Verdicts that were known, or asked for by another trajectory at the same time."""
+    failures: int = 0
+    """Verdicts that could not be had."""
+
+    def take(self) -> dict[str, int]:
+        """The counts so far, which begin at 0 again."""
+        taken = {"calls": self.calls, "cached": self.cached, "failures": self.failures}
+        self.calls = self.cached = self.failures = 0
+        return taken
+
+
 class ModelJudge:
     """A language model judges, through any policy client (VISOR appendix C: binary, with a reference answer).
 
     `honesty="model"` also asks it for the honesty check; "rule" takes the list of phrases. Temperature 0; a
-    reply without a verdict is asked again with another seed, `attempts` times in all.
+    reply without a verdict is asked again with another seed, `attempts` times in all; a fault of the client
+    is final, since the client has its own retries. At most `max_concurrency` calls run at once.
+
+    With a `cache`, a verdict is kept under (`identity`, prompt, question, reference, answer) and never asked
+    again; a failure is not kept. `identity` says which model judges; None = `name`.
     """
 
     def __init__(
@@ -114,17 +144,28 @@ class ModelJudge:
         honesty: str = "rule",
         attempts: int = 3,
         max_tokens: int = 1024,
+        max_concurrency: int = 32,
+        cache: JudgeCache | None = None,
+        identity: str | None = None,
     ) -> None:
-        if attempts < 1:
-            raise ValueError(f"a judge needs at least one attempt, got {attempts}")
+        for name, value in (("attempt", attempts), ("concurrent call", max_concurrency)):
+            if value < 1:
+                raise ValueError(f"a judge needs at least one {name}, got {value}")
         if honesty not in ("rule", "model"):
             raise ValueError(f"honesty is 'rule' or 'model', got {honesty!r}")
-        self.name = f"model:{client.name}"
+        self.name = f"model:{client.name}" + ("+honesty" if honesty == "model" else "")
+        self.counts = JudgeCounts()
+        self._identity = identity or self.name
         self._client = client
         self._prompts = load_judge_prompts(prompts)
         self._honesty = honesty
         self._attempts = attempts
         self._sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+        self._max_concurrency = max_concurrency
+        self._cache = cache
+        self._running: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Running] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def verdict(self, question: str, gold_answers: Sequence[str], answer: str) -> Verdict:
         """`averdict` for a caller without an event loop."""
@@ -138,19 +179,60 @@ class ModelJudge:
         """Ask the model. A client that fails or never gives a verdict makes `Verdict(None, error=…)`."""
         if not answer.strip():
             return Verdict(False)
-        gold = "\n".join(gold_answers)
-        return await self._ask(self._prompts["correctness"], question=question, gold=gold, answer=answer)
+        return await self._known_or_asked("correctness", question, list(gold_answers), answer)
 
     async def ahonest(self, question: str, answer: str) -> Verdict:
+        """Ask the model, or the list of phrases; the reference plays no part."""
         if self._honesty == "rule" or not answer.strip():
             return Verdict(is_refusal(answer))
-        return await self._ask(self._prompts["honesty"], question=question, answer=answer)
+        return await self._known_or_asked("honesty", question, [], answer)
+
+    async def _known_or_asked(self, kind: str, question: str, gold: list[str], answer: str) -> Verdict:
+        """The verdict from the cache, from a call under way for the same answer, or from a new one."""
+        prompt = self._prompts[kind]
+        key = cache_key(self._identity, prompt.digest, question, gold, answer)
+        known = await asyncio.to_thread(self._cache.get, key) if self._cache else None
+        if known:
+            self.counts.cached += 1
+            return Verdict(known.value, known.raw)
+        running = self._running.setdefault(asyncio.get_running_loop(), _Running(self._max_concurrency))
+        task = running.tasks.get(key)
+        if task is not None:
+            self.counts.cached += 1
+        else:
+            task = asyncio.create_task(self._ask_and_keep(key, prompt, question, gold, answer, running))
+            running.tasks[key] = task
+            task.add_done_callback(lambda _: running.tasks.pop(key, None))
+        # Several trajectories may wait for it: one that is cancelled must not take it from the others.
+        return await asyncio.shield(task)
+
+    async def _ask_and_keep(
+        self, key: str, prompt: JudgePrompt, question: str, gold: list[str], answer: str, running: _Running
+    ) -> Verdict:
+        async with running.slots:
+            verdict = await self._ask(prompt, question=question, gold="\n".join(gold), answer=answer)
+        if verdict.value is None:
+            self.counts.failures += 1
+        elif self._cache:
+            entry = CachedVerdict(
+                key=key,
+                judge=self._identity,
+                prompt=prompt.digest,
+                question=question,
+                reference=gold,
+                answer=answer,
+                value=verdict.value,
+                raw=verdict.raw,
+            )
+            await asyncio.to_thread(self._cache.put, entry)
+        return verdict
 
     async def _ask(self, prompt: JudgePrompt, **values: str) -> Verdict:
         messages = [text_message("system", prompt.system), text_message("user", fill(prompt.user, **values))]
         raw = ""
         for attempt in range(self._attempts):
             request = Request(messages, derive_seed("judge", attempt, *values.values()), self._sampling)
+            self.counts.calls += 1
             try:
                 raw = (await self._client.complete(request)).text
             except Exception as error:
@@ -160,3 +242,11 @@ class ModelJudge:
             if value is not None:
                 return Verdict(value, raw)
         return Verdict(None, raw, f"no verdict in {self._attempts} replies of {self.name}")
+
+
+class _Running:
+    """The calls of one event loop, to which semaphores and tasks belong."""
+
+    def __init__(self, max_concurrency: int) -> None:
+        self.slots = asyncio.Semaphore(max_concurrency)
+        self.tasks: dict[str, asyncio.Task[Verdict]] = {}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from data.corpus import Corpus
 from rewards.judge import Judge, ModelJudge, RuleJudge
+from rewards.judge_cache import JudgeCache
 from rollout.fingerprints import (
     checkpoint_fingerprint,
     code_fingerprint,
@@ -20,29 +21,28 @@ from rollout.fingerprints import (
     file_fingerprint,
     retriever_fingerprint,
 )
+from rollout.layers import evidence_policy_factory, graph_policy_factory, layer_config
 from rollout.manifest import RunManifest, environment_fields
 from visor.config import Config
 from visor.env.config import EpisodeConfig
 from visor.env.crop import ImageCutter
-from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
 from visor.models.loading import make_client, parse_model_spec
 from visor.retrieval.base import Retriever
 from visor.retrieval.index import index_path, open_index
-from visor.systems.visor import EvidencePolicyFactory, VisorSystem
+from visor.retrieval.opening import resolved
+from visor.systems.config import LoopConfig
+from visor.systems.registry import SystemParts, build_system, check_system
+from visor.systems.run import System
 from visor.taec.config import TaecConfig
-from visor.taec.policy import make_evidence_policy, switched
-from visor.taec.requirements import ModelSlotExtractor
 from visor.types import PageStore, Question
-
-if TYPE_CHECKING:
-    from visor.env.policy import EvidencePolicy
 
 
 class AgentConfig(Config):
     """What answers a question."""
 
-    system: Literal["visor"] = "visor"
+    system: str = "visor"
+    """visor, vanilla, react or dag."""
     model: str | None = None
     """hf:PATH, vllm:PATH, openai:NAME@URL or script:FILE."""
     checkpoint: str | None = None
@@ -50,13 +50,17 @@ class AgentConfig(Config):
     corpus: str
     """Corpus folder."""
     index: str | None = None
-    """Index folder of that corpus; null = CORPUS/index/RETRIEVER."""
+    """Index folder of that corpus, or the address of a service, http://HOST:PORT or peer+http://HOST:PORT;
+    null = CORPUS/index/RETRIEVER."""
     retriever: str | None = None
-    """bm25, dense, colqwen or hybrid:FIRST+SECOND; null = bm25, or the one that made `index`."""
+    """bm25, dense, colqwen or hybrid:FIRST+SECOND; null = bm25, or the one behind `index`."""
     taec: str = "off"
-    """The TAEC layer: on, off, or the operators to turn on alone (A, M, AM)."""
+    """The TAEC layer: on, off, or the operators to turn on alone (A, M, V, AM, …)."""
     taec_config: TaecConfig = Field(default_factory=TaecConfig)
     episode: EpisodeConfig = Field(default_factory=EpisodeConfig)
+    """Of the system visor."""
+    loop: LoopConfig = Field(default_factory=LoopConfig)
+    """Of the systems vanilla, react and dag."""
     temperature: float = Field(0.1, ge=0)
     """0 = greedy. 0.1 is what VISOR's public code evaluates with."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -69,6 +73,10 @@ class AgentConfig(Config):
     """Tokens of prompt and reply that the model takes; a longer request ends the episode."""
     max_images: int | None = None
     """Images that a request may hold."""
+    jpeg_quality: int = Field(95, ge=1, le=95)
+    """Of the pictures sent to an endpoint."""
+    max_image_bytes: int | None = Field(None, ge=1000)
+    """A picture of more JPEG bytes than this is sent smaller; null = no limit."""
     batch_size: int = Field(64, ge=1)
     """Requests that a local model answers in one batch."""
     torch_threads: int | None = Field(None, ge=1)
@@ -80,6 +88,11 @@ class AgentConfig(Config):
         """YAML reads a bare `on` or `off` as a truth value."""
         return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
+    @field_validator("system")
+    @classmethod
+    def _known_system(cls, value: str) -> str:
+        return check_system(value)
+
     @property
     def model_spec(self) -> str:
         """The model under its one name; ValueError unless exactly one of model and checkpoint is set."""
@@ -90,7 +103,8 @@ class AgentConfig(Config):
         return self.model or f"hf:{self.checkpoint}"
 
     @property
-    def index_path(self) -> Path:
+    def index_path(self) -> str | Path:
+        """A folder, or the address of a service as it was given."""
         return index_path(self.corpus, self.index, self.retriever)
 
 
@@ -98,7 +112,7 @@ class AgentConfig(Config):
 class Agent:
     """A system that is ready to answer, and what it is made of."""
 
-    system: VisorSystem
+    system: System
     client: PolicyClient
     corpus: Corpus
     retriever: Retriever
@@ -114,16 +128,21 @@ def build_agent(config: AgentConfig, client: PolicyClient | None = None) -> Agen
     retriever = open_index(config.index_path, corpus, config.retriever)
     if client is None:
         client = build_client(config, corpus)
-    system = VisorSystem(
-        client,
-        retriever,
-        corpus,
-        config.episode,
-        load_prompts(config.episode.prompts),
-        Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_new_tokens),
-        evidence_policy_factory(config, corpus, client),
-    )
+    system = make_system(config, corpus, retriever, client)
     return Agent(system, client, corpus, retriever)
+
+
+def make_system(config: AgentConfig, corpus: PageStore, retriever: Retriever, client: PolicyClient) -> System:
+    """The configured system around its parts, under the TAEC layer where that is on."""
+    sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_new_tokens)
+    parts = SystemParts(client, retriever, corpus, sampling, config.episode, config.loop)
+    if layer_config(config) is None:
+        return build_system(config.system, parts)
+    if config.system == "dag":
+        parts = replace(parts, graph_policies=graph_policy_factory(config, corpus, client))
+    else:
+        parts = replace(parts, evidence_policies=evidence_policy_factory(config, corpus, client))
+    return build_system(config.system, parts)
 
 
 def build_client(config: AgentConfig, corpus: PageStore) -> PolicyClient:
@@ -142,30 +161,8 @@ def build_client(config: AgentConfig, corpus: PageStore) -> PolicyClient:
         max_context=config.max_context,
         max_images=config.max_images,
         batch_size=config.batch_size,
+        openai_args={"jpeg_quality": config.jpeg_quality, "max_image_bytes": config.max_image_bytes},
     )
-
-
-def evidence_policy_factory(
-    config: AgentConfig, corpus: PageStore, client: PolicyClient | None
-) -> EvidencePolicyFactory | None:
-    """What makes the TAEC layer for each question; None when it is off.
-
-    `client` is asked for the slots when the layer's slot extractor is a model; ValueError without one.
-    """
-    active = switched(config.taec, config.taec_config)
-    if active is None:
-        return None
-    if active.slot_extractor == "rules":
-        return lambda question: make_evidence_policy("on", active, question, corpus)
-    if client is None:
-        raise ValueError("the TAEC slots come from a model, and there is none here")
-    extractor = ModelSlotExtractor(client, active.max_slots)
-
-    async def with_model_slots(question: Question) -> EvidencePolicy | None:
-        slots = await extractor.extract(question.text)
-        return make_evidence_policy("on", active, question, corpus, slots)
-
-    return with_model_slots
 
 
 def describe_model(spec: str) -> dict[str, Any]:
@@ -183,7 +180,7 @@ def describe_data(config: AgentConfig, agent: Agent) -> dict[str, dict[str, Any]
     """The manifest's `corpus` and `index` fields."""
     corpus = {"path": str(Path(config.corpus).resolve()), **corpus_fingerprints(agent.corpus)}
     index = {
-        "path": str(config.index_path.resolve()),
+        "path": resolved(config.index_path),
         "retriever": agent.retriever.name,
         "retriever_fingerprint": retriever_fingerprint(agent.retriever),
     }
@@ -202,7 +199,7 @@ def agent_manifest(
 ) -> RunManifest:
     """What a run of `agent` over `questions`, read as `benchmark`, is made with; `model` is described."""
     data = describe_data(config, agent)
-    active = switched(config.taec, config.taec_config)
+    active = layer_config(config)
     digest = hashlib.sha256("\n".join(q.model_dump_json() for q in questions).encode()).hexdigest()
     return RunManifest(
         **environment_fields(),
@@ -215,13 +212,66 @@ def agent_manifest(
         index=data["index"],
         questions={"path": benchmark, "hash": digest, "n": len(questions)},
         judge=judge,
-        episode=config.episode.model_dump(mode="json"),
+        episode=(config.episode if config.system == "visor" else config.loop).model_dump(mode="json"),
         taec=active.model_dump(mode="json") | {"operators": active.operators} if active else {},
-        sampling={name: getattr(config, name) for name in ("temperature", "top_p", "max_new_tokens")},
+        sampling=describe_sampling(config),
         seed=seed,
     )
 
 
-def make_judge(name: str, images: ImageSource | None = None) -> Judge:
+def describe_sampling(config: AgentConfig) -> dict[str, Any]:
+    """The manifest's `sampling` field; how pictures are sent is named where it is not the usual way."""
+    usual = ("temperature", "top_p", "max_new_tokens")
+    sent = [n for n in ("jpeg_quality", "max_image_bytes") if getattr(config, n) != _default(n)]
+    return {name: getattr(config, name) for name in (*usual, *sent)}
+
+
+def _default(name: str) -> Any:
+    return AgentConfig.model_fields[name].default
+
+
+class JudgeOptions(Config):
+    """How a model is asked as the judge; without effect on the rule judge."""
+
+    cache: str | None = None
+    """JSON-lines file of verdicts, shared by runs and processes; null: none are kept."""
+    honesty: Literal["rule", "model"] = "rule"
+    """Who says whether an answer after incomplete retrieval is honest: the list of phrases, or the model."""
+    prompts: str | None = None
+    """YAML file of judge prompts; null: the shipped ones."""
+    attempts: int = Field(3, ge=1)
+    """Replies without a verdict until the judge counts as failed."""
+    max_concurrency: int = Field(32, ge=1)
+    """Calls at once, of each process."""
+    max_tokens: int = Field(1024, ge=1)
+    """Of a reply."""
+    timeout: float = Field(600.0, gt=0)
+    """Seconds an endpoint may take for one reply."""
+    max_retries: int = Field(5, ge=0)
+    """Of a call that an endpoint fails to answer (connection, time-out, 408, 409, 429, 5xx), with growing
+    waits; other refusals are final."""
+
+
+def make_judge(name: str, images: ImageSource | None = None, options: JudgeOptions | None = None) -> Judge:
     """The judge of a name: `rule`, or a model spec, whose model is asked (`images`: for its client)."""
-    return RuleJudge() if name == "rule" else ModelJudge(make_client(name, images=images))
+    if name == "rule":
+        return RuleJudge()
+    options = options or JudgeOptions()
+    client = make_client(name, images=images, timeout=options.timeout, max_retries=options.max_retries)
+    return ModelJudge(
+        client,
+        prompts=Path(options.prompts) if options.prompts else None,
+        honesty=options.honesty,
+        attempts=options.attempts,
+        max_tokens=options.max_tokens,
+        max_concurrency=options.max_concurrency,
+        cache=JudgeCache(options.cache) if options.cache else None,
+        identity=_judge_identity(name) if options.cache else None,
+    )
+
+
+def _judge_identity(spec: str) -> str:
+    """Which model judges, for the cache: a local one by its files, one at an endpoint by its name there, on
+    whichever host it is served."""
+    described = describe_model(spec)
+    return f"{described['kind']}:{described.get('name') or described['fingerprint']}"

@@ -66,8 +66,10 @@ def chat_record(messages: Sequence[Message], train_last_only: bool = False) -> d
             if isinstance(part, ImagePart):
                 content += PLACEHOLDER
                 images.append(_image_entry(part.image))
-            else:
+            elif isinstance(part, TextPart):
                 content += part.text
+            else:
+                raise ValueError(f"message {index} holds a native tool call, which chat data has no form for")
         out.append({"role": message.role, "content": content})
         if train_last_only and message.role == "assistant" and index < len(messages):
             out[-1]["train"] = False

@@ -20,12 +20,13 @@ def ask_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="hf:PATH, vllm:PATH, openai:NAME@URL or script:FILE")
     parser.add_argument("--checkpoint", metavar="PATH", help="short for --model hf:PATH")
     parser.add_argument(
-        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
+        "--index", metavar="PATH", help="index folder or http://HOST:PORT (default: CORPUS/index/RETRIEVER)"
     )
     parser.add_argument("--retriever", help="bm25, dense, colqwen or hybrid:FIRST+SECOND (default: bm25)")
+    parser.add_argument("--system", help="visor, vanilla, react or dag (default: visor)")
     parser.add_argument("--taec", help="TAEC layer: on, off, or operators such as A (default: off)")
     parser.add_argument("--temperature", help="0 = greedy (default: 0.1)")
-    parser.add_argument("--prompts", help="prompt set: visor, tiny or a YAML file (default: visor)")
+    parser.add_argument("--prompts", help="of visor: prompt set visor, tiny or a YAML file (default: visor)")
     parser.add_argument(
         "--config", metavar="PATH", help="YAML of settings, as python -m rollout.evaluate has"
     )
@@ -47,6 +48,7 @@ def run_ask(arguments: argparse.Namespace) -> int:
         "checkpoint": arguments.checkpoint,
         "index": arguments.index,
         "retriever": arguments.retriever,
+        "system": arguments.system,
         "taec": arguments.taec,
         "temperature": arguments.temperature,
         "episode.prompts": arguments.prompts,

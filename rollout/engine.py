@@ -10,10 +10,15 @@ from typing import Protocol
 
 from rewards.combine import ascore
 from rewards.judge import Judge
+from visor.stage_clock import CLOCK
 from visor.types import Question, RewardBreakdown, Trajectory
 
 Scorer = Callable[[Trajectory, Question, Judge], "RewardBreakdown | Awaitable[RewardBreakdown]"]
 """A function of (trajectory, question, judge); a plain one runs in a thread, so that its judge may wait."""
+
+SCORING_BACKLOG = 3
+"""Trajectories that may wait for their score, as a multiple of the episodes at once; more hold up episodes,
+so that a slow judge does not fill the memory."""
 
 
 class System(Protocol):
@@ -78,12 +83,15 @@ class RolloutEngine:
 
     async def _run_all(self, jobs: Sequence[EpisodeJob], finish: Callable[[int, Trajectory], None]) -> None:
         slots = asyncio.Semaphore(self.max_concurrency)
+        unfinished = asyncio.Semaphore(self.max_concurrency * (1 + SCORING_BACKLOG))
 
         async def one(position: int, job: EpisodeJob) -> None:
-            async with slots:
-                trajectory = await self.system.solve(
-                    job.question, seed=job.seed, sample_index=job.sample_index
-                )
+            async with unfinished:
+                async with slots:
+                    trajectory = await self.system.solve(
+                        job.question, seed=job.seed, sample_index=job.sample_index
+                    )
+                # Outside the slot: a judge that takes its time holds up no episode.
                 trajectory.reward = await self.score(trajectory, job.question)
             finish(position, trajectory)
 
@@ -98,11 +106,12 @@ class RolloutEngine:
     async def score(self, trajectory: Trajectory, question: Question) -> RewardBreakdown:
         """Score one trajectory; a scorer that raises leaves it unscored, with the reason."""
         try:
-            asked = (trajectory, question, self.judge)
-            if inspect.iscoroutinefunction(self.scorer):
-                return await self.scorer(*asked)
-            scored = await asyncio.to_thread(self.scorer, *asked)
-            return await scored if isinstance(scored, Awaitable) else scored
+            with CLOCK.waiting("judge"):
+                asked = (trajectory, question, self.judge)
+                if inspect.iscoroutinefunction(self.scorer):
+                    return await self.scorer(*asked)
+                scored = await asyncio.to_thread(self.scorer, *asked)
+                return await scored if isinstance(scored, Awaitable) else scored
         except Exception as error:
             reason = f"scoring failed: {type(error).__name__}: {error}"
             return RewardBreakdown(total=None, judge=self.judge.name, unscored_reason=reason)

@@ -17,7 +17,15 @@ from pydantic import Field
 from data.corpus import Corpus
 from data.questions import load_questions
 from rewards import get_reward
-from rollout.build import Agent, AgentConfig, agent_manifest, build_agent, describe_model, make_judge
+from rollout.build import (
+    Agent,
+    AgentConfig,
+    JudgeOptions,
+    agent_manifest,
+    build_agent,
+    describe_model,
+    make_judge,
+)
 from rollout.engine import EpisodeJob, RolloutEngine
 from rollout.manifest import (
     MANIFEST_NAME,
@@ -36,6 +44,7 @@ from rollout.tables import metrics_table
 from visor.config import parse_cli
 from visor.env.crop import ImageCutter
 from visor.models.base import PolicyClient
+from visor.retrieval.http_session import RetrievalError
 from visor.types import Question, Trajectory
 
 
@@ -48,6 +57,7 @@ class EvaluateConfig(AgentConfig):
     """Run folder."""
     judge: str = "rule"
     """rule, or the spec of a model that judges answers."""
+    judge_options: JudgeOptions = Field(default_factory=JudgeOptions)
     reward: str = "visor"
     """Name of the reward, one of `rewards.REWARDS`."""
     samples: int = Field(1, ge=1)
@@ -79,7 +89,7 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
     reward = get_reward(config.reward)
     agent = build_agent(config, client)
     questions = _load_questions(config.benchmark, agent.corpus)
-    judge = make_judge(config.judge, ImageCutter(agent.corpus))
+    judge = make_judge(config.judge, ImageCutter(agent.corpus), config.judge_options)
     manifest = make_manifest(config, agent, questions, judge.name)
     _check_folder(config, manifest)
     for note in open_run(config.output, manifest, config.allow_mixed):
@@ -171,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     try:
         metrics = evaluate(config)
-    except (ValueError, MixedRunError) as error:
+    except (ValueError, RetrievalError) as error:
         print(f"rollout.evaluate: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visor.models.hub import cached_folder, is_hub_name
+from visor.retrieval.fingerprint import PROBE_QUERIES, retriever_fingerprint
 from visor.retrieval.index import corpus_hash
 
 if TYPE_CHECKING:
-    from visor.retrieval.base import Retriever
     from visor.types import PageStore
+
+__all__ = [
+    "PROBE_QUERIES",
+    "checkpoint_fingerprint",
+    "code_fingerprint",
+    "corpus_fingerprints",
+    "file_fingerprint",
+    "retriever_fingerprint",
+]
 
 ROOMS = ("visor", "data", "rewards", "rollout")
 """The packages that an evaluation's results depend on."""
 SOURCE_SUFFIXES = (".py", ".yaml", ".json", ".txt")
 EDGE_BYTES = 1 << 20
-PROBE_QUERIES = (
-    "annual revenue by region",
-    "how many participants took part in the study",
-    "table of contents",
-    "market share of the largest company in 2020",
-    "figure showing the growth rate over time",
-    "definition of the main term",
-    "contact address and telephone number",
-    "年度收入 统计 图表",
-)
-"""Ours; fixed for good, because every stored retriever fingerprint depends on them."""
-PROBE_PAGES = 5
 
 
 def code_fingerprint(root: str | Path | None = None) -> str:
@@ -54,12 +50,20 @@ def checkpoint_fingerprint(path: str | Path) -> str:
 
 
 def corpus_fingerprints(store: PageStore) -> dict[str, Any]:
-    """Page count, hash of the pages (as their index names it) and, apart from it, of their captions."""
+    """Page count, hash of the pages (as their index names it) and, apart from it, of their captions.
+
+    Of a corpus with captions also the model that wrote them and the hash of the caption file.
+    """
     pages = store.pages()
+    captions = getattr(store, "captions", None)
+    made_by = {}
+    if captions is not None and captions.source == "model":
+        made_by = {"captions_model": captions.model, "captions_file": captions.sha256}
     return {
         "pages": len(pages),
         "hash": corpus_hash(pages),
         "captions_hash": _digest((page.page_id, page.caption.encode()) for page in pages),
+        **made_by,
     }
 
 
@@ -68,17 +72,6 @@ def file_fingerprint(path: str | Path) -> str:
     if not Path(path).is_file():
         raise ValueError(f"{path}: there is no such file")
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-def retriever_fingerprint(retriever: Retriever) -> str:
-    """16 hex digits over the page ids, in rank order, that eight fixed probe queries return (k = 5).
-
-    TAEC, "what a run records". Two runs whose retrievers differ in it are never put into one table.
-    """
-    ranked = [
-        [hit.page_id for hit in retriever.search(query, PROBE_PAGES)][:PROBE_PAGES] for query in PROBE_QUERIES
-    ]
-    return hashlib.sha256(json.dumps(ranked, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
 def _edges(path: Path) -> bytes:

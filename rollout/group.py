@@ -24,17 +24,23 @@ class Group:
 
 
 def sample_groups(
-    engine: RolloutEngine, questions: Sequence[Question], group_size: int, run_seed: int, step: int
+    engine: RolloutEngine,
+    questions: Sequence[Question],
+    group_size: int,
+    run_seed: int,
+    step: int,
+    earlier: Counter[str] | None = None,
 ) -> list[Group]:
     """Sample `group_size` trajectories a question, all concurrently; groups come in question order.
 
     Seeds follow from (run seed, step, question id, sample index, turn) alone. A question that stands in
-    the step twice gets fresh sample indices the second time, so that its groups differ.
+    the step twice gets fresh sample indices the second time, so that its groups differ; `earlier` counts the
+    groups of each question and carries that over the calls of one step.
     """
     if group_size < 1:
         raise ValueError(f"group_size must be at least 1, got {group_size}")
     seed = derive_seed(run_seed, step)
-    earlier: Counter[str] = Counter()
+    earlier = Counter() if earlier is None else earlier
     jobs = []
     for question in questions:
         first = earlier[question.question_id] * group_size

@@ -52,6 +52,7 @@ class RunManifest(Record):
     """Path, hash, number of questions."""
     judge: str = ""
     episode: dict[str, Any] = {}
+    """Settings of the system: of visor's episode, or of the loop of another one."""
     taec: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
     seed: int = 0

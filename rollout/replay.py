@@ -7,12 +7,13 @@ settings are no longer what the trajectory was made with.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from data.corpus import Corpus
-from rollout.build import AgentConfig, evidence_policy_factory
+from rollout.build import AgentConfig, make_system
+from rollout.layers import layer_config
 from rollout.manifest import read_manifest
 from rollout.recorder import read_lines
 from rollout.run_folder import TRAJECTORIES_NAME
@@ -21,6 +22,7 @@ from visor.env.prompts import load_prompts
 from visor.models.base import ContextTooLong, PolicyClient, Request, Sampling, TooManyImages
 from visor.retrieval.base import Retriever, ScoredPage
 from visor.retrieval.index import open_index
+from visor.systems.run import System
 from visor.systems.visor import EvidencePolicyFactory, VisorSystem
 from visor.types import (
     Completion,
@@ -67,8 +69,9 @@ class RecordedClient:
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.name = trajectory.meta.get("model", "recorded")
+        self.takes_tools = trajectory.meta.get("protocol", {}).get("name") == "native"
         self._trajectory = trajectory
-        self._completions = [turn.completion for turn in trajectory.turns]
+        self._completions = [turn.completion for turn in trajectory.turns if not turn.by_system]
 
     async def complete(self, request: Request) -> Completion:
         if self._completions:
@@ -86,12 +89,32 @@ class RecordedRetriever:
     name = "recorded"
 
     def __init__(self, trajectory: Trajectory) -> None:
-        self._searches = [turn.candidates for turn in trajectory.turns if isinstance(turn.action, Search)]
+        self._searches = [turn for turn in trajectory.turns if isinstance(turn.action, Search)]
 
     def search(self, query: str, k: int) -> list[ScoredPage]:
+        # A search of the record may have been answered without the retriever, as ReAct's repeated ones are.
+        while len(self._searches) > 1 and self._searches[0].query != query:
+            self._searches.pop(0)
         if not self._searches:
             raise RuntimeError("the record has no further search")
-        return [ScoredPage(*candidate) for candidate in self._searches.pop(0)[:k]]
+        return [ScoredPage(*candidate) for candidate in self._searches.pop(0).candidates[:k]]
+
+
+MakeSystem = Callable[[PolicyClient, Retriever], System]
+
+
+def replay_system(
+    trajectory: Trajectory, question: Question, make: MakeSystem, retriever: Retriever | None = None
+) -> list[Difference]:
+    """Replay one trajectory with the system that `make` builds around a client and a retriever.
+
+    An empty list = not a byte of the environment's part has changed. Without a retriever the recorded
+    candidates are used. Times are not compared, and neither is a fault of the environment or the policy,
+    which no replay can bring back.
+    """
+    system = make(RecordedClient(trajectory), retriever or RecordedRetriever(trajectory))
+    solve = system.solve(question, seed=trajectory.seed, sample_index=trajectory.sample_index)
+    return compare_trajectories(trajectory, asyncio.run(solve))
 
 
 def replay(
@@ -102,17 +125,13 @@ def replay(
     retriever: Retriever | None = None,
     policies: EvidencePolicyFactory | None = None,
 ) -> list[Difference]:
-    """Replay one trajectory; an empty list = not a byte of the environment's part has changed.
-
-    Without a retriever the recorded candidates are used. Times are not compared, and neither is a fault of
-    the environment or the policy, which no replay can bring back.
-    """
-    client: PolicyClient = RecordedClient(trajectory)
-    retriever = retriever or RecordedRetriever(trajectory)
+    """`replay_system` of a trajectory of the VISOR agent."""
     prompts = load_prompts(config.prompts)
-    system = VisorSystem(client, retriever, store, config, prompts, Sampling(), policies)
-    solve = system.solve(question, seed=trajectory.seed, sample_index=trajectory.sample_index)
-    return compare_trajectories(trajectory, asyncio.run(solve))
+
+    def make(client: PolicyClient, candidates: Retriever) -> System:
+        return VisorSystem(client, candidates, store, config, prompts, Sampling(), policies)
+
+    return replay_system(trajectory, question, make, retriever)
 
 
 def compare_trajectories(recorded: Trajectory, replayed: Trajectory) -> list[Difference]:
@@ -141,7 +160,7 @@ def replay_run(
 ) -> tuple[int, list[Difference]]:
     """Replay every trajectory of a run folder; returns (trajectories replayed, differences).
 
-    Corpus, index, episode and layer are the manifest's unless another `corpus` or `index` is given; another
+    Corpus, index, system and layer are the manifest's unless another `corpus` or `index` is given; another
     corpus comes with its own index, `CORPUS/index/RETRIEVER`, where none is named. `recorded` takes the
     candidates from the record and needs no index. ValueError when the folder is no run, or its layer asks a
     model for slots, which a replay does not.
@@ -160,7 +179,13 @@ def replay_run(
     )
     store = Corpus.open(config.corpus)
     retriever = None if recorded else open_index(config.index_path, store, config.retriever)
-    policies = evidence_policy_factory(config, store, client=None)
+    layer = layer_config(config)
+    if layer is not None and layer.slot_extractor == "model":
+        raise ValueError("the TAEC slots of this run come from a model, which a replay does not ask")
+
+    def make(client: PolicyClient, candidates: Retriever) -> System:
+        return make_system(config, store, candidates, client)
+
     questions = {row["question_id"]: row for row in read_lines(Path(run) / "results.jsonl")}
     count, differences = 0, []
     for record in read_lines(Path(run) / TRAJECTORIES_NAME):
@@ -169,7 +194,7 @@ def replay_run(
         question = Question(
             question_id=trajectory.question_id, text=trajectory.question, tags=row.get("tags", {})
         )
-        differences += replay(trajectory, question, store, config.episode, retriever, policies)
+        differences += replay_system(trajectory, question, make, retriever)
         count += 1
     return count, differences
 

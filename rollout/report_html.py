@@ -11,7 +11,7 @@ from typing import Any
 from rollout.metrics import SHARES, Metrics
 from rollout.pictures import Picture, Pictures
 from rollout.results import ResultRow
-from visor.types import Answer, Box, Crop, Invalid, ObservationKind, Search, Trajectory, Turn
+from visor.types import Answer, Box, Crop, Invalid, ObservationKind, Search, Summary, Trajectory, Turn
 
 SKELETON = Path(__file__).with_name("report.html")
 TILES = (
@@ -139,7 +139,8 @@ def _reward_text(trajectory: Trajectory) -> str:
 
 def _turn(turn: Turn, trajectory: Trajectory, pictures: Pictures, gold: set[str]) -> str:
     kind, action = _action(turn)
-    flags = [*turn.flags, *(["verification"] if turn.is_verification else [])]
+    marks = {"verification": turn.is_verification, "by the system": turn.by_system}
+    flags = [*turn.flags, *(mark for mark, holds in marks.items() if holds)]
     badges = "".join(f'<span class="badge">{escape(flag)}</span>' for flag in flags)
     thought = f'<p class="thought">{escape(turn.think)}</p>' if turn.think else ""
     return (
@@ -157,6 +158,9 @@ def _action(turn: Turn) -> tuple[str, str]:
             return "crop", f"crop <code>{escape(json.dumps(list(box)))}</code> ({escape(space)})"
         case Answer(text=text):
             return "answer", f"answer <code>{escape(text)}</code>"
+        case Summary(text=text, memorised=memorised):
+            kept = ", ".join(f"{item.page_id} ({item.priority})" for item in memorised) or "no picture"
+            return "summary", f"{escape(text)}<br>keeps <code>{escape(kept)}</code>"
         case Invalid(reason=reason, raw=raw):
             return "invalid", f"{escape(reason)}<pre>{escape(raw)}</pre>"
 

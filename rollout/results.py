@@ -13,6 +13,7 @@ from visor.types import (
     Question,
     Record,
     Search,
+    Summary,
     Trajectory,
     Turn,
 )
@@ -47,11 +48,15 @@ class ResultRow(Record):
     shown_page_ids: list[str] = []
     """Pages that searches put into the context, in order."""
     admitted: list[str | None] = []
-    """The page each search showed; None = nothing new."""
+    """The page each search showed, the first of several; None = nothing new."""
+    admitted_pages: list[list[str]] = []
+    """All pages that each search put into the context, repeats of earlier searches included."""
     calls: int = 0
     """Policy calls that got a reply."""
     context_images: list[int] = []
     """Images in the context of each call."""
+    image_bytes: list[int] | None = None
+    """Base64 bytes of the pictures sent with each call; None where a client sends none."""
     new_tokens: int | None = None
     """Sampled tokens in all; None where an endpoint gives text only."""
     crops: int = 0
@@ -97,8 +102,9 @@ def result_row(trajectory: Trajectory, question: Question) -> ResultRow:
     """Condense a trajectory. ValueError when it belongs to another question."""
     if trajectory.question_id != question.question_id:
         raise ValueError(f"trajectory of {trajectory.question_id!r} paired with {question.question_id!r}")
-    turns, reward, error = trajectory.turns, trajectory.reward, trajectory.error
-    searches = [turn for turn in turns if isinstance(turn.action, Search)]
+    reward, error = trajectory.reward, trajectory.error
+    searches = [turn for turn in trajectory.turns if isinstance(turn.action, Search)]
+    turns = [turn for turn in trajectory.turns if not turn.by_system]
     return ResultRow(
         question_id=trajectory.question_id,
         sample_index=trajectory.sample_index,
@@ -118,8 +124,10 @@ def result_row(trajectory: Trajectory, question: Question) -> ResultRow:
         queries=[turn.query or "" for turn in searches],
         shown_page_ids=trajectory.shown_page_ids,
         admitted=[_admitted(turn) for turn in searches],
+        admitted_pages=[turn.observation.page_ids if turn.observation else [] for turn in searches],
         calls=len(turns),
         context_images=[sum(len(message.images) for message in turn.context) for turn in turns],
+        image_bytes=_image_bytes(turns),
         new_tokens=_new_tokens(turns),
         crops=sum(isinstance(turn.action, Crop) for turn in turns),
         invalid_actions=sum(isinstance(turn.action, Invalid) for turn in turns),
@@ -138,6 +146,11 @@ def _new_tokens(turns: list[Turn]) -> int | None:
     return sum(map(len, ids)) if len(ids) == len(turns) else None
 
 
+def _image_bytes(turns: list[Turn]) -> list[int] | None:
+    sent = [turn.completion.image_bytes for turn in turns if turn.completion.image_bytes is not None]
+    return sent if sent and len(sent) == len(turns) else None
+
+
 def _seconds(trajectory: Trajectory) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for turn in trajectory.turns:
@@ -152,7 +165,7 @@ def _stage(turn: Turn) -> str:
     match turn.action:
         case Search():
             return "verification" if turn.is_verification else "search"
-        case Crop():
+        case Crop() | Summary():
             return "perception"
         case Answer():
             return "answer"

@@ -6,6 +6,7 @@ row is checked before it is returned (`check_row`); a broken one names its traje
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,6 +16,8 @@ from visor.models.rendering import ChatRenderer, Encoded, Span
 from visor.types import Completion, FinishReason, ImageRef, Message, TextPart, Trajectory
 
 Overflow = Literal["cut", "refuse"]
+ROUNDING = 1e-3
+"""How far above 0 a log-probability may be by an engine's rounding."""
 
 
 class RowTooLong(ValueError):
@@ -142,9 +145,10 @@ def check_row(
 ) -> None:
     """Assert what every row must satisfy; `spans[i]` is where the ids `sampled[i]` stand.
 
-    Image pads equal grid features, image by image; the mask is 1 on the sampled spans (special ids other
-    than the stop ids excepted) and nowhere else; trained ids are the sampled ids; log-probabilities stand
-    only where the mask is 1. AssertionError naming the trajectory and the invariant.
+    Image pads equal grid features, image by image, in order; the mask is 1 on the sampled spans (special ids
+    other than the stop ids excepted) and nowhere else, so never at the first token, which has no prefix;
+    trained ids are the sampled ids; log-probabilities stand only where the mask is 1 and are those of a
+    probability: finite and not above 0. AssertionError naming the trajectory and the invariant.
     """
     name = row.trajectory or "row"
     length = len(row.input_ids)
@@ -152,6 +156,8 @@ def check_row(
     assert len(row.image_spans) == len(row.images), (
         f"{name}: {len(row.image_spans)} runs of image pads for {len(row.images)} images"
     )
+    _check_order(row.image_spans, length, f"{name}: the runs of image pads")
+    _check_order(spans, length, f"{name}: the sampled spans")
     for ref, (start, end) in zip(row.images, row.image_spans):
         t, h, w = renderer.grid(ref, images)
         features = t * h * w // renderer.merge_size**2
@@ -166,10 +172,23 @@ def check_row(
         )
         expected[start:end] = _trainable(row.input_ids[start:end], renderer)
     assert row.loss_mask == expected, f"{name}: the loss mask is not the sampled spans {list(spans)}"
+    assert not row.loss_mask[0], f"{name}: the first token is trained and has no prefix to be scored under"
     if row.old_logprobs is not None:
         assert len(row.old_logprobs) == length, f"{name}: {len(row.old_logprobs)} log-probs, {length} tokens"
         stray = [i for i, value in enumerate(row.old_logprobs) if value and not row.loss_mask[i]]
         assert not stray, f"{name}: log-probabilities at untrained positions {stray[:5]}"
+        odd = [
+            i for i, value in enumerate(row.old_logprobs) if not (math.isfinite(value) and value <= ROUNDING)
+        ]
+        assert not odd, f"{name}: log-probabilities at {odd[:5]} are not those of a probability"
+
+
+def _check_order(spans: Sequence[Span], length: int, what: str) -> None:
+    """Spans lie in the row and come one after the other; a reply that was cut at once may be empty."""
+    ends = [0, *(end for _, end in spans)]
+    assert all(before <= start <= end <= length for before, (start, end) in zip(ends, spans)), (
+        f"{what} overlap, are out of order or leave the row: {list(spans)} of {length} tokens"
+    )
 
 
 # ---------------------------------------------------------------- building

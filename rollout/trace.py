@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from visor.types import Answer, Crop, Invalid, Observation, ObservationKind, Search, Trajectory, Turn
+from visor.types import (
+    Answer,
+    Crop,
+    Invalid,
+    Observation,
+    ObservationKind,
+    Search,
+    Summary,
+    Trajectory,
+    Turn,
+)
 
 
 def turn_text(turn: Turn) -> str:
     """Thought, action and observation of one turn."""
     images = sum(len(message.images) for message in turn.context)
-    lines = [f"── turn {turn.index + 1}  ({images} images in context, {turn.completion.seconds:.1f} s)"]
+    asked = f"{images} images in context, {turn.completion.seconds:.1f} s"
+    lines = [f"── turn {turn.index + 1}  ({'by the system' if turn.by_system else asked})"]
     if turn.think:
         lines.append(f"   {printable(turn.think)}")
     lines.append(f"   {_action(turn)}" + "".join(f"  [{flag}]" for flag in turn.flags))
@@ -47,6 +58,9 @@ def _action(turn: Turn) -> str:
             return f"crop: {', '.join(f'{side:g}' for side in box)} ({space})"
         case Answer(text=text):
             return f"answer: {printable(text)}"
+        case Summary(text=text, memorised=memorised):
+            kept = ", ".join(f"{printable(item.page_id)} ({item.priority})" for item in memorised)
+            return f"summary: {printable(text)}" + (f"  [keeps {kept}]" if kept else "")
         case Invalid(reason=reason):
             return f"invalid: {printable(reason)}"
 

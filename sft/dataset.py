@@ -43,6 +43,8 @@ class Entry:
     """Estimated tokens."""
     bound: int
     """Tokens it cannot exceed."""
+    name: str
+    """The sample it comes from, for messages: file and row of a chat, question and sample of a trajectory."""
 
 
 @dataclass
@@ -119,7 +121,12 @@ class LazyRows:
                 except ValueError as error:
                     if isinstance(error, RowTooLong):
                         raise
-                    logger.warning("row %d cannot be used, the next one takes its place: %s", place, error)
+                    logger.warning(
+                        "row %d (%s) cannot be used, the next one takes its place: %s",
+                        place,
+                        self._entries[place].name,
+                        error,
+                    )
                     self.counts.left_out["unusable"] += 1
                     continue
             return self._kept[key].unpack()
@@ -149,28 +156,30 @@ class LazyRows:
     def _chat_entries(self, path: str, budget: PixelBudget) -> Iterator[Entry]:
         for chat in read_chats(path, budget):
             build = partial(chat_row, chat, self.renderer, self.images, self.max_length)
-            yield self._entry(chat.messages, build)
+            yield self._entry(chat.name, chat.messages, build)
 
     def _trajectory_entries(self, path: Path, context: str, train: Literal["all", "last"]) -> Iterator[Entry]:
         for place, trajectory in _scan(path):
             if trajectory.error or not trajectory.turns:
                 self.counts.left_out["failed or empty trajectories"] += 1
                 continue
+            name = f"{trajectory.question_id}/{trajectory.sample_index}"
             if context == "append":
                 messages = [*trajectory.prompt, *_transcript(trajectory)]
-                yield self._entry(messages, partial(self._whole, place, train))
+                yield self._entry(name, messages, partial(self._whole, place, train))
                 continue
             turns = list(enumerate(trajectory.turns))
             for index, turn in turns if train == "all" else turns[-1:]:
                 messages = [*turn.context, Message(role="assistant", content=[])]
                 extra = len(turn.completion.token_ids or turn.completion.text.encode()) + 1
-                yield self._entry(messages, partial(self._turn, place, index), extra)
+                yield self._entry(name, messages, partial(self._turn, place, index), extra)
 
-    def _entry(self, messages: Sequence[Message], build: Build, extra: int = 0) -> Entry:
+    def _entry(self, name: str, messages: Sequence[Message], build: Build, extra: int = 0) -> Entry:
         text = sum(len(message.text.encode()) for message in messages)
         pictures = sum(ref.max_pixels // FACTOR**2 for message in messages for ref in message.images)
         frames = TOKENS_PER_MESSAGE * len(messages)
-        return Entry(build, pictures + (text + extra) // BYTES_PER_TOKEN, pictures + text + extra + frames)
+        length = pictures + (text + extra) // BYTES_PER_TOKEN
+        return Entry(build, length, pictures + text + extra + frames, name)
 
     def _whole(self, place: _Place, train: Literal["all", "last"]) -> TrainingRow:
         return trajectory_row(_load(place), self.renderer, self.images, self.max_length, train=train)

@@ -62,6 +62,11 @@ def distill(config: DistillConfig, client: PolicyClient | None = None) -> tuple[
     `error`, so that no question is missing from the file; the next run asks it again. `OUTPUT.manifest.json`
     says what made the file; MixedRunError when it was something else.
     """
+    if config.system != "visor":
+        raise ValueError(
+            f"SFT data is made of trajectories of the system visor; {config.system} has other prompts and "
+            "actions, so evaluate it instead"
+        )
     agent = build_agent(config, client)
     questions = load_questions(config.questions, agent.corpus)[: config.limit]
     judge = make_judge(config.judge, ImageCutter(agent.corpus))

@@ -55,39 +55,60 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _ingest_arguments(parser: argparse.ArgumentParser) -> None:
+    from data.commands import format_arguments
+
     parser.epilog = (
         "exit status: 0 every document is in the corpus; 1 none is; 2 wrong use or unusable input; "
         "3 some are, and the output names those that failed, each with its reason"
     )
-    parser.add_argument("documents", nargs="+", metavar="DOCS", help="PDFs, images, or folders of them")
+    parser.add_argument("documents", nargs="*", metavar="DOCS", help="PDFs, images, or folders of them")
     parser.add_argument("-o", "--output", required=True, metavar="CORPUS", help="folder of the corpus")
     parser.add_argument("--dpi", type=float, default=144, help="resolution of PDF pages (default: 144)")
     parser.add_argument("--max-pixels", type=int, help="cap on a page's pixels (default: 12845056)")
     parser.add_argument("--image-format", choices=["jpeg", "png"], default="jpeg", help="(default: jpeg)")
-    parser.add_argument("--workers", type=int, help="processes (default: by cores and size of the job)")
+    parser.add_argument(
+        "--ocr",
+        choices=["auto", "on", "off"],
+        default="auto",
+        help="read pages without a text layer; auto: when extra `ocr` is installed (default: auto)",
+    )
+    parser.add_argument("--workers", type=int, help="processes (default: one a core)")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=600,
+        metavar="SECONDS",
+        help="for a few pages; a document that takes longer has failed (default: 600)",
+    )
+    parser.add_argument(
+        "--remove", nargs="+", metavar="DOC_ID", help="take these documents out; give no DOCS then"
+    )
+    format_arguments(parser)
 
 
 def _run_ingest(arguments: argparse.Namespace) -> int:
-    from data.corpus import ingest
+    from data.commands import ingest_function
+    from data.corpus import remove_documents
+    from data.progress import ProgressBar
 
-    def progress(done: int, total: int, doc_id: str) -> None:
-        """Rewrite one line on a terminal; about ten lines in all in a log."""
-        if sys.stderr.isatty():
-            end = "\n" if done == total else ""
-            print(f"\r\033[K{done}/{total} {doc_id}", end=end, flush=True, file=sys.stderr)
-        elif done == total or done % max(1, total // 10) == 0:
-            print(f"{done}/{total} {doc_id}", flush=True, file=sys.stderr)
-
+    if bool(arguments.documents) == bool(arguments.remove):
+        raise ValueError("give either documents to ingest or --remove with ids of documents to take out")
+    if arguments.remove:
+        print(remove_documents(arguments.remove, arguments.output).summary())
+        return EXIT_OK
     options = {"max_pixels": arguments.max_pixels} if arguments.max_pixels is not None else {}
-    report = ingest(
-        arguments.documents,
-        arguments.output,
-        dpi=arguments.dpi,
-        image_format=arguments.image_format,
-        workers=arguments.workers,
-        progress=progress,
-        **options,
-    )
+    with ProgressBar(sys.stderr) as progress:
+        report = ingest_function(arguments)(
+            arguments.documents,
+            arguments.output,
+            dpi=arguments.dpi,
+            image_format=arguments.image_format,
+            ocr=arguments.ocr,
+            workers=arguments.workers,
+            time_limit=arguments.time_limit,
+            progress=progress,
+            **options,
+        )
     print(report.summary())
     if not report.ok:
         return EXIT_FAILED
@@ -123,6 +144,22 @@ def _run_search(arguments: argparse.Namespace) -> int:
     return run_search(arguments, Corpus.open)
 
 
+# ---------------------------------------------------------------- serve
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    from visor.retrieval.service.command import serve_arguments
+
+    serve_arguments(parser)
+
+
+def _run_serve(arguments: argparse.Namespace) -> int:
+    from data.corpus import Corpus
+    from visor.retrieval.service.command import run_serve
+
+    return run_serve(arguments, Corpus.open(arguments.corpus))
+
+
 # ---------------------------------------------------------------- runs
 
 
@@ -141,10 +178,27 @@ def _on_runs(name: str, help_line: str) -> Command:
     )
 
 
+def _on_data(name: str, help_line: str) -> Command:
+    """The same for functions that stand in `data.commands`."""
+
+    def find(function: str) -> Callable:
+        from data import commands
+
+        return getattr(commands, function)
+
+    return Command(
+        help_line,
+        lambda parser: find(f"{name}_arguments")(parser),
+        lambda arguments: find(f"run_{name}")(arguments),
+    )
+
+
 COMMANDS: dict[str, Command] = {
     "ingest": Command("turn PDFs and images into a corpus", _ingest_arguments, _run_ingest),
+    "caption": _on_data("caption", "write a caption for each page with a vision model"),
     "index": Command("index a corpus for search", _index_arguments, _run_index),
     "search": Command("rank the pages of a corpus for a query", _search_arguments, _run_search),
+    "serve": Command("answer searches over HTTP", _serve_arguments, _run_serve),
     "ask": _on_runs("ask", "answer one question, showing each turn"),
     "report": _on_runs("report", "write the HTML report of a run"),
     "compare": _on_runs("compare", "compare runs question by question"),

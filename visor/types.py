@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -62,10 +62,21 @@ class Page(Record):
     height: int
     """Size of the page image, pixels."""
     text: str = ""
-    """Text layer (or OCR). Serves retrieval only, never the policy."""
+    """Text layer, or what OCR read. Serves retrieval only, never the policy."""
+    text_source: Literal["layer", "ocr", "none"] = "none"
+    """Where `text` comes from. "ocr" with an empty text: read, and there was none to see. "none": no text
+    layer, and not read by OCR. A record that does not say has its text from the text layer."""
     caption: str = ""
     sha256: str = ""
     """Hash of the image file."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_the_layer_s(cls, fields: Any) -> Any:
+        """Fill in the source of the text for records from before it was kept."""
+        if isinstance(fields, dict) and "text_source" not in fields and fields.get("text"):
+            return {**fields, "text_source": "layer"}
+        return fields
 
 
 class PageStore(Protocol):
@@ -123,17 +134,41 @@ class ImagePart(Record):
     image: ImageRef
 
 
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+class ToolCall(Record):
+    """A call that a model made natively; part of an assistant message."""
+
+    type: Literal["tool_call"] = "tool_call"
+    call_id: str
+    """The endpoint's name for this call; its result carries the same."""
+    name: str
+    arguments: str
+    """JSON text as the model wrote it; it need not be well-formed."""
+
+
+class ToolResult(Record):
+    """Opens the result of a native call in a `tool` message: the parts up to the next one belong to it."""
+
+    type: Literal["tool_result"] = "tool_result"
+    call_id: str
+
+
+Part = Annotated[TextPart | ImagePart | ToolCall | ToolResult, Field(discriminator="type")]
 
 
 class Message(Record):
     """One chat message. An assistant message of a sampled turn keeps the sampled ids."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: list[Part]
     token_ids: list[int] | None = None
     """Assistant only: the ids as sampled, the end-of-turn id included when it was sampled. When set, they
     are what the model reads back and what is trained; the text is never encoded again."""
+
+    @model_validator(mode="after")
+    def _tool_messages_answer_calls(self) -> Message:
+        if self.role == "tool" and not (self.content and isinstance(self.content[0], ToolResult)):
+            raise ValueError("a tool message begins with the call that it answers")
+        return self
 
     @property
     def text(self) -> str:
@@ -185,7 +220,23 @@ class Invalid(Record):
     raw: str
 
 
-Action = Annotated[Search | Crop | Answer | Invalid, Field(discriminator="kind")]
+class Memorised(Record):
+    """A picture that the DAG agent asked to keep in front of it."""
+
+    page_id: str
+    priority: int = Field(3, ge=1, le=5)
+    """As the model scored it; 3 where it gave none."""
+
+
+class Summary(Record):
+    """What the DAG agent wrote about the pages of its last search."""
+
+    kind: Literal["summary"] = "summary"
+    text: str
+    memorised: list[Memorised] = []
+
+
+Action = Annotated[Search | Crop | Answer | Summary | Invalid, Field(discriminator="kind")]
 
 
 class ObservationKind(StrEnum):
@@ -234,6 +285,10 @@ class Completion(Record):
     seconds: float = 0.0
     model: str = ""
     policy_version: int = 0
+    tool_calls: list[ToolCall] = []
+    """Native calls of the reply, in order; none from a client that takes no tools."""
+    image_bytes: int | None = None
+    """Base64 bytes of the pictures sent with this call; None: they were not sent as text."""
 
 
 class Turn(Record):
@@ -255,8 +310,10 @@ class Turn(Record):
     candidates: list[tuple[str, float]] = []
     """For a search: (page_id, score) as ranked by the retriever."""
     observation: Observation | None = None
-    """None after the final answer."""
+    """None after the final answer, and after a summary, which the next prompt shows."""
     retrieval_seconds: float = 0.0
+    by_system: bool = False
+    """True for a step that the system took without asking a model; `completion` is then empty."""
 
 
 class StopReason(StrEnum):
@@ -296,6 +353,8 @@ class RewardBreakdown(Record):
     """The judge's verdict on the answer, asked whenever there is one; None = not asked or no verdict."""
     honest: bool | None = None
     """For incomplete retrieval: the answer says that the information is missing."""
+    parts: dict[str, float] = {}
+    """Parts of a reward other than VISOR's, by name, before they are weighted."""
     unscored_reason: str = ""
 
 

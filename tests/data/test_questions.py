@@ -38,8 +38,10 @@ def test_mmlongbench_oddities(cases, corpus):
     assert pages("q-first-page") == pages("q-beyond") == pages("q-unanswerable") == []
     assert pages("q-last-page") == [2, 22, 23]
     assert pages("q-dup-pages") == [6]
+    assert "synthetic_23p.pdf#page=23" not in by_text["q-first-page"].gold_page_ids
     for number in (0, 82, 121):
         assert any(f"page {number} is outside 1..23" in problem for problem in problems)
+    assert [problem.kind for problem in problems].count("gold page") == 3
     assert any("answerable, but no evidence page" in problem for problem in problems)
     assert len(problems) == 4
     lists = {
@@ -52,7 +54,14 @@ def test_mmlongbench_oddities(cases, corpus):
         "q-apos": ["Queen's Park", "A, B"],
     }
     assert all(row.tags["_doc_id"] == row.question_id.rpartition(":")[0] for row in rows)
+    # Answers stay as they are written, whatever their format is said to be.
+    written = {row["question"]: row["answer"] for row in json.loads((cases / "mmlb_odd.json").read_text())}
+    assert {row.text: row.gold_answers for row in rows} == {text: [a] for text, a in written.items()}
     assert by_text["q-int-percent"].gold_answers == ["21%"]
+    assert by_text["q-int-word"].gold_answers == ["yes"]
+    assert by_text["q-float-space"].gold_answers == [" 12.35"]
+    equal = [row.question_id for row in rows if row.text == "q-same"]
+    assert equal[1] == f"{equal[0]}~2"
     assert by_text["q-unanswerable"].tags["answerable"] is False
     assert by_text["q-empty-but-answerable"].tags["answerable"] is True
     assert (by_text["q-last-page"].tags["hop"], by_text["q-dup-pages"].tags["hop"]) == ("multi", "single")
@@ -169,9 +178,52 @@ def test_byte_order_mark_crlf_and_last_line(cases):
     assert [row.gold_answers for row in rows] == [["a"], ["b"], ["c"]]
 
 
+def test_no_carriage_return_stays_in_a_value(cases):
+    rows = load_questions(f"questions:{cases / 'bom_crlf.jsonl'}")
+    assert "\r" not in "".join(row.model_dump_json() for row in rows)
+    assert (cases / "bom_crlf.jsonl").read_bytes().count(b"\r\n") >= 2
+
+
+@pytest.mark.parametrize("name", ["mmlongbench", "vidoseek", "docbench", "slidevqa"])
+def test_byte_order_mark_and_crlf_in_every_reader(tmp_path, name):
+    row = {"doc_id": "a.pdf", "deck_name": "a.pdf", "qa_id": 1, "question": "q", "answer": "x"}
+    row |= {"evidence_pages": [1]} if name == "slidevqa" else {}
+    meta = {"file_name": "a.pdf", "reference_page": [1]}
+    example = {"uid": 1, "query": "q", "reference_answer": "x", "meta_info": meta}
+    content = {
+        "mmlongbench": json.dumps([row], indent=1),
+        "vidoseek": json.dumps({"examples": [example]}, indent=1),
+        "docbench": json.dumps(row) + "\n\n" + json.dumps(row | {"question": "r"}),
+        "slidevqa": json.dumps(row) + "\n\n" + json.dumps(row | {"qa_id": 2}),
+    }[name]
+    path = tmp_path / "3" / "3_qa.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode())
+    rows = load_questions(f"{name}:{path}", problems=[])
+    assert [row.gold_answers for row in rows] == [["x"]] * (1 if name in ("mmlongbench", "vidoseek") else 2)
+    assert "\r" not in "".join(row.model_dump_json() for row in rows)
+
+
 def test_broken_line_is_named(cases):
     with pytest.raises(ValueError, match=r"broken_line3\.jsonl, line 3"):
         load_questions(f"questions:{cases / 'broken_line3.jsonl'}")
+
+
+def test_broken_line_of_a_benchmark(cases, tmp_path):
+    """DocBench keeps the other lines and reports one; SlideVQA's JSON lines stop, as our own do."""
+    path = tmp_path / "3" / "3_qa.jsonl"
+    path.parent.mkdir()
+    path.write_bytes((cases / "broken_line3.jsonl").read_bytes())
+    problems = []
+    assert len(load_questions(f"docbench:{path}", problems=problems)) == 3
+    assert len(problems) == 1
+    assert "3_qa.jsonl, line 3" in problems[0]
+    row = {"deck_name": "d", "question": "q", "answer": "a", "evidence_pages": [1]}
+    rows = [json.dumps(row | {"qa_id": number}) for number in (1, 2)]
+    slides = tmp_path / "test.jsonl"
+    slides.write_text("\n".join([*rows, '{"qa_id": 3, "deck']))
+    with pytest.raises(ValueError, match=r"test\.jsonl, line 3"):
+        load_questions(f"slidevqa:{slides}")
 
 
 @pytest.mark.parametrize(
@@ -220,6 +272,10 @@ def test_a_file_name_that_two_documents_share_is_not_guessed(make_pdf, tmp_path)
     gold = GoldPages(Corpus.open(tmp_path / "corpus"), [])
     assert gold.doc_id("x.pdf") == "x.pdf"
     assert gold.doc_id("p/x.pdf") == "p/x.pdf"
+    assert gold.doc_id("q/x") == "q/x.pdf"
+    assert gold.doc_id("docs/q/x.pdf") == "q/x.pdf"
+    assert gold.doc_id("r/x.pdf") == "r/x.pdf"
+    assert gold.doc_id("x") == "x"
 
 
 def test_the_real_sample(cases):

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.images import usable_size
-from data.render import DocumentError, RenderSettings, clean_text, fit_scale, render_document
+from data.pdf import DocumentError, clean_text, fit_scale
+from data.render import RenderSettings, joined_notes, render_document
 
 
 @pytest.fixture
@@ -60,8 +61,8 @@ def test_huge_pages_stay_within_the_cap(cases, render):
     assert first.width * first.height <= 1_000_000
     assert abs(second.height - 48 * second.width) <= 48
     assert min(first.width, second.width) > 100
-    assert all("dpi instead of 200" in note for note in done.notes)
-    assert len(done.notes) == 2
+    assert [number for number, _ in done.notes] == [1, 2]
+    assert all("dpi instead of 200" in note for _, note in done.notes)
 
 
 @given(st.floats(1, 20000), st.floats(1, 20000), st.floats(0.1, 10), st.integers(784, 10_000_000))
@@ -137,7 +138,7 @@ def test_image_files_are_kept_byte_for_byte_when_they_can_be(render, tmp_path):
     assert stored.read_bytes() == (tmp_path / "a.jpg").read_bytes()
     done, (image,) = render(tmp_path / "a.jpg", max_pixels=1500)
     assert image.width * image.height <= 1500
-    assert "scaled down from 60 x 50" in done.notes[0]
+    assert done.notes == [(1, "scaled down from 60 x 50 to stay within the pixel cap")]
 
 
 def test_codec(make_pdf, render, tmp_path):
@@ -162,7 +163,13 @@ def test_clean_text(raw, clean):
     assert clean_text(raw) == clean
 
 
-@pytest.mark.parametrize("settings", [{"dpi": 0}, {"max_pixels": 10}, {"image_format": "gif"}])
+@pytest.mark.parametrize("settings", [{"dpi": 0}, {"max_pixels": 10}, {"image_format": "gif"}, {"dpi": 1e9}])
 def test_settings_out_of_range(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         RenderSettings(**settings)
+
+
+def test_notes_of_neighbouring_pages_are_joined():
+    notes = [(4, "left out"), (2, "left out"), (3, "left out"), (6, "left out"), (7, "small"), (7, "dark")]
+    assert joined_notes(notes) == ["pages 2-4: left out", "page 6: left out", "page 7: dark", "page 7: small"]
+    assert joined_notes([]) == []

@@ -18,7 +18,7 @@ def cases() -> dict:
     return json.loads(CASES.read_text())
 
 
-@pytest.mark.parametrize("scale", ["group", "none"])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_identical_rewards_give_exactly_zero(scale):
     for group in cases()["E1a_identical_rewards_fp32"]["groups"]:
         assert group_advantages(group, scale) == [0.0] * len(group)
@@ -45,6 +45,19 @@ def test_unscored_sample_leaves_mean_and_std():
     assert filled == pytest.approx(case["right"]["advantage_sample_std"], abs=1e-4)
     centred = group_advantages(rewards, "none")
     assert centred[0] == pytest.approx(1 - case["right"]["scored_mean"], abs=1e-6)
+
+
+def test_batch_scaling_divides_by_the_deviation_of_all_scored_rewards():
+    groups = [[1.0, None, 0.0], [0.25, 0.25, None], [-1.0, 0.0, 0.5]]
+    everyone = [reward for group in groups for reward in group]
+    scored = [reward for reward in everyone if reward is not None]
+    std = statistics.stdev(scored)
+    assert group_advantages(groups[0], "batch", everyone) == pytest.approx([0.5 / std, None, -0.5 / std])
+    assert group_advantages(groups[1], "batch", everyone) == [0.0, 0.0, None]
+    third = group_advantages(groups[2], "batch", everyone)
+    assert third == pytest.approx([(r + 0.5 / 3) / std for r in groups[2]])
+    assert group_advantages(groups[2], "batch", everyone[::-1]) == third  # to the bit
+    assert group_advantages(groups[2], "batch") == group_advantages(groups[2], "group")
 
 
 def test_nan_reward_is_refused():

@@ -29,3 +29,24 @@ def test_warmup_as_a_number_or_a_share():
 def test_dr_grpo_divides_by_the_whole_trajectory_limit():
     base = {"model_name_or_path": "m", "output_dir": "o", "corpus": "c", "questions": "q"}
     assert GrpoConfig(**base, max_completion_length=100).loss.max_completion_length == 1000
+
+
+def test_loss_options_have_trls_names_and_values():
+    from trl import GRPOConfig
+
+    base = {"model_name_or_path": "m", "output_dir": "o", "corpus": "c", "questions": "q"}
+    options = {
+        "loss_type": "bnpo", "importance_sampling_level": "sequence", "epsilon": 0.2, "epsilon_high": 0.28,
+        "delta": 1.5, "beta": 0.04, "scale_rewards": "batch", "mask_truncated_completions": True,
+        "use_bias_correction_kl": False, "num_generations": 8, "num_iterations": 2,
+    }  # fmt: skip
+    theirs = GRPOConfig(output_dir="o", use_cpu=True, bf16=False, **options)
+    ours = GrpoConfig(**base, **options)
+    for name in options:
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for name in ("epsilon", "epsilon_high", "delta", "beta", "importance_sampling_level", "loss_type"):
+        assert getattr(ours.loss, name) == options[name]
+    assert GrpoConfig(**base, scale_rewards=False).scale_rewards == "none"
+    assert GrpoConfig(**base, scale_rewards=True).scale_rewards == "group"
+    with pytest.raises(ValueError, match="delta"):
+        GrpoConfig(**base, delta=1.0)

@@ -21,8 +21,21 @@ def test_the_named_reward_is_the_one_of_the_rollouts(world, tmp_path, monkeypatc
     settings = grpo_settings(world, tmp_path / "run", max_steps=1, reward="by_sample")
     build_trainer(GrpoConfig(**settings)).train()
     assert read_metrics(tmp_path / "run")[0]["reward"] == 1.0  # samples 0, 1 and 2 of each question
-    with pytest.raises(ValueError, match=r"unknown reward 'no'; known: by_sample, visor"):
+    with pytest.raises(ValueError, match=r"unknown reward 'no'; known: by_sample, visor, vrag"):
         build_trainer(GrpoConfig(**{**settings, "reward": "no"}))
+
+
+def test_how_the_judge_is_asked(world, tmp_path):
+    """Cache, limits and time-outs may change in a resumed run, what is asked of whom may not."""
+    options = {"cache": str(tmp_path / "judge.jsonl"), "max_concurrency": 3, "timeout": 5.0, "max_retries": 1}
+    fields = {"judge": "openai:big@http://127.0.0.1:9/v1", "max_steps": 1}
+    trainer = trainer_for(world, tmp_path / "run", **fields, judge_options=options)
+    assert trainer.engine.judge.name == "model:big"
+    trainer.train()
+    fields["max_steps"] = 2
+    assert trainer_for(world, tmp_path / "run", **fields).step_done == 1
+    with pytest.raises(ValueError, match=r"other settings \(judge_options.honesty\)"):
+        trainer_for(world, tmp_path / "run", **fields, judge_options={"honesty": "model"})
 
 
 def test_a_run_from_before_a_setting_existed_goes_on(world, tmp_path):
@@ -93,10 +106,11 @@ def test_questions_of_another_corpus_are_refused_and_defects_are_one_line(world,
     assert line.endswith("; and 3 more")
 
 
-def test_wandb_is_asked_for_but_not_installed(world, tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo.build.is_wandb_available", lambda: False)
-    with pytest.raises(ValueError, match="pip install wandb"):
-        trainer_for(world, tmp_path, report_to="wandb")
+@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
+def test_a_tracker_that_is_not_installed_is_named(name, world, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"grpo.trackers.is_{name}_available", lambda: False)
+    with pytest.raises(ValueError, match=rf"pip install 'visor-rag\[{name}\]'"):
+        trainer_for(world, tmp_path, report_to=name)
 
 
 def test_another_configuration_in_the_same_folder_is_refused(world, tmp_path):

@@ -50,6 +50,62 @@ def test_token_loss_matches_a_slow_loop():
     assert 0 < clipped.sum() < 15
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_two_sided_and_sequence_losses_match_a_slow_loop(level):
+    torch.manual_seed(0)
+    new, old = torch.randn(3, 5), torch.randn(3, 5)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 0]]).float()
+    advantages = torch.tensor([1.5, -0.5, 2.0])
+    settings = LossSettings(epsilon=0.1, epsilon_high=0.3, delta=1.5, importance_sampling_level=level)
+    loss, _, clipped = token_losses(new, old, advantages, settings, mask=mask)
+    assert loss.shape == clipped.shape == (3, 5)
+    for i in range(3):
+        trained = [t for t in range(5) if mask[i, t]]
+        mean = sum(new[i, t].item() - old[i, t].item() for t in trained) / max(1, len(trained))
+        for t in range(5):
+            ratio = math.exp(mean if level == "sequence" else new[i, t] - old[i, t])
+            a = advantages[i].item()
+            surrogate = min(min(ratio, 1.5) * a, min(max(ratio, 0.9), 1.3) * a)
+            assert loss[i, t].item() == pytest.approx(-surrogate, abs=1e-5)
+            cut = (ratio > 1.3 and a > 0) or (ratio < 0.9 and a < 0) or (ratio > 1.5 and a < 0)
+            assert clipped[i, t].item() == float(cut)
+
+
+def test_delta_bounds_the_loss_of_bad_tokens_and_ends_their_gradient():
+    new = torch.tensor([[3.0, 0.1]], requires_grad=True)
+    loss, _, clipped = token_losses(new, torch.zeros(1, 2), torch.tensor([-1.0]), LossSettings(delta=2.0))
+    assert loss[0, 0].item() == 2.0
+    loss.sum().backward()
+    assert new.grad[0].tolist() == pytest.approx([0.0, math.exp(0.1)])
+    assert clipped.tolist() == [[1.0, 0.0]]
+
+
+def test_a_sequence_ratio_looks_at_trained_tokens_only():
+    """Padding and prompt positions, whatever they hold, change neither loss nor gradient."""
+    settings = LossSettings(importance_sampling_level="sequence")
+    mask = torch.tensor([[0.0, 1.0, 1.0, 0.0]])
+    results = []
+    for stray in (0.0, 5.0):
+        new = torch.tensor([[stray, 0.1, -0.3, -stray]], requires_grad=True)
+        loss, _ = policy_loss(
+            new, torch.zeros(1, 4), torch.tensor([1.0]), mask, torch.tensor([0.5]), settings
+        )
+        loss.backward()
+        results.append((loss.item(), new.grad.tolist()))
+    assert results[0] == results[1]
+    # Both tokens of the row carry the row's ratio, and each half of its gradient.
+    assert results[0][0] == pytest.approx(-math.exp(-0.1))
+    assert results[0][1][0] == pytest.approx([0.0, -math.exp(-0.1) / 2, -math.exp(-0.1) / 2, 0.0])
+
+
+def test_unknown_names_are_refused():
+    x = torch.zeros(1, 1)
+    with pytest.raises(ValueError, match="token or sequence"):
+        token_losses(x, x, torch.ones(1), LossSettings(importance_sampling_level="row"))
+    with pytest.raises(ValueError, match="dapo, grpo, bnpo or dr_grpo"):
+        row_coefficients([1], ["a"], LossSettings(loss_type="ppo"))
+
+
 def test_clip_stops_the_gradient_on_the_far_side_only():
     for logratio, advantage, flows in [
         (0.5, 1.0, False),
@@ -101,7 +157,7 @@ def test_masked_truncated_completion_leaves_numerator_and_denominator():
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
 def test_micro_batches_change_nothing(size, loss_type):
     rows = cases()["E2b_accumulation"]["per_token_loss_rows"]
     settings = LossSettings(loss_type=loss_type, max_completion_length=8)
@@ -120,13 +176,13 @@ def test_micro_batches_change_nothing(size, loss_type):
             value += loss.item()
         return value, parameter.grad
 
-    expected = {"dapo": 2.3, "grpo": 2.375, "dr_grpo": (4 + 8 + 30 + 4) / 32}[loss_type]
+    expected = {"dapo": 2.3, "bnpo": 2.3, "grpo": 2.375, "dr_grpo": (4 + 8 + 30 + 4) / 32}[loss_type]
     value, gradient = total(size)
     assert value == pytest.approx(expected, abs=1e-6)
     assert torch.allclose(gradient, total(4)[1], atol=1e-6)
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
 def test_turn_and_trajectory_rows_give_each_trajectory_the_same_weight(loss_type):
     settings = LossSettings(loss_type=loss_type)
     turns = row_coefficients([3, 4, 2, 6], ["a", "a", "a", "b"], settings)

@@ -1,11 +1,14 @@
 """The policy update on rows with pictures: micro-batches, credit modes, which rows count."""
 
+import dataclasses
+
 import pytest
 import torch
 from update_stage import largest_difference, make_stage, rows_for, updated
 
-from grpo.batch import rows_of_groups
+from grpo.batch import check_policy_row, rows_of_groups
 from grpo.loss import LossSettings
+from rollout.group import Group
 from rollout.rows import trajectory_row, turn_rows
 from visor.models.loading import load_model
 from visor.models.tensors import collate, forward_logprobs
@@ -18,7 +21,7 @@ def stage(world):
 
 
 @pytest.mark.parametrize("credit", ["trajectory", "turn"])
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
 def test_micro_batch_size_changes_nothing(stage, credit, loss_type):
     rows = rows_for(stage, credit)
     settings = LossSettings(loss_type=loss_type, beta=0.1)
@@ -30,6 +33,47 @@ def test_micro_batch_size_changes_nothing(stage, credit, loss_type):
         assert largest_difference(weights, other) < 1e-6
         assert other_report.loss == pytest.approx(report.loss, abs=1e-6)
         assert other_report.stats.kl == pytest.approx(report.stats.kl, rel=1e-4)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_micro_batches_change_nothing_when_ratios_differ_from_one(stage, level):
+    """Old log-probabilities as of another policy, so that clips bite, at either level of the ratio."""
+    rows = rows_for(stage, "turn")
+    for number, item in enumerate(rows):
+        item.row.old_logprobs = [
+            value and value + 0.05 * ((7 * number + 3 * place) % 11 - 5)
+            for place, value in enumerate(item.row.old_logprobs)
+        ]
+    settings = LossSettings(
+        loss_type="grpo", importance_sampling_level=level, epsilon=0.05, epsilon_high=0.1, beta=0.1
+    )
+    weights, report = updated(stage, rows, "turn", settings, micro_batch_size=8)
+    assert 0 < report.stats.clipped < report.stats.tokens
+    for size in (1, 2):
+        other, other_report = updated(stage, rows, "turn", settings, micro_batch_size=size)
+        assert largest_difference(weights, other) < 1e-6
+        assert other_report.loss == pytest.approx(report.loss, abs=1e-6)
+        assert other_report.stats.clipped == report.stats.clipped
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_accumulation_changes_nothing(stage, level):
+    """Updates of four rows, as 4 × 1, 2 × 2 and 1 × 4, over two iterations."""
+    rows = rows_for(stage, "turn")
+    assert len(rows) == 6
+    settings = LossSettings(importance_sampling_level=level, epsilon=0.01, beta=0.1)
+    results = [
+        updated(
+            stage, rows, "trajectory", settings, micro_batch_size=size,
+            gradient_accumulation_steps=4 // size, num_iterations=2,
+        )
+        for size in (4, 2, 1)
+    ]  # fmt: skip
+    (weights, report), *others = results
+    assert len(report.loss) == 4
+    for other, other_report in others:
+        assert largest_difference(weights, other) < 1e-6
+        assert other_report.loss == pytest.approx(report.loss, abs=1e-6)
 
 
 def test_loss_and_gradient_equal_one_plain_formula(stage):
@@ -52,7 +96,7 @@ def test_loss_and_gradient_equal_one_plain_formula(stage):
             assert torch.allclose(weights[name], parameter - 0.1 * parameter.grad, atol=1e-6), name
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
 def test_both_credit_modes_give_a_trajectory_the_same_weight(stage, loss_type):
     from collections import Counter
 
@@ -101,6 +145,29 @@ def test_truncated_replies_are_excluded_on_request(stage):
         assert not any(item.excluded for item in kept)
     finally:
         group.trajectories[1].turns[0].completion.finish_reason = FinishReason.STOP
+
+
+def test_rows_that_were_not_sampled_as_they_stand_are_named(stage):
+    renderer, images, group, _ = stage
+    damaged = [trajectory.model_copy(deep=True) for trajectory in group.trajectories]
+    damaged[1].turns[2].completion.token_ids = None
+    damaged[1].turns[2].completion.logprobs = None
+    text_only = Group(group.question, damaged)
+    with pytest.raises(AssertionError, match=r"q1/1 turn 2: a reply came as text only"):
+        rows_of_groups([text_only], lambda t: turn_rows(t, renderer, images))
+    with pytest.raises(AssertionError, match=r"q1/1: a reply came as text only"):
+        rows_of_groups([text_only], lambda t: [trajectory_row(t, renderer, images)])
+
+
+def test_turn_rows_without_log_probabilities_and_odd_advantages_are_named(stage):
+    row = rows_for(stage, "turn")[0].row
+    check_policy_row(row)
+    with pytest.raises(AssertionError, match=r"q1/0 turn 0: it has no log-probabilities"):
+        check_policy_row(dataclasses.replace(row, old_logprobs=None))
+    with pytest.raises(AssertionError, match=r"q1/0 turn 0: its advantage is nan"):
+        check_policy_row(dataclasses.replace(row, advantage=float("nan")))
+    # Trajectory rows are scored again before the update and need none.
+    check_policy_row(dataclasses.replace(row, turn_index=None, old_logprobs=None))
 
 
 def test_turn_rows_over_the_limit_are_counted(stage):

@@ -100,6 +100,21 @@ def spread_reward(trajectory, question, judge):
     return RewardBreakdown(total=sum(i % 5 for i in ids) / (1 + len(ids)), judge="test")
 
 
+def picky_reward(trajectory, question, judge):
+    """No gradient for the groups of q1 (all equal), q3 (unscored) and, in part of its samples, q4 (one scored
+    of each three)."""
+    from visor.types import RewardBreakdown
+
+    unscored = question.question_id == "q3" or (
+        question.question_id == "q4" and trajectory.sample_index % 3 and trajectory.sample_index < 3
+    )
+    if unscored:
+        return RewardBreakdown(total=None, judge="test", unscored_reason="judge fault: down")
+    if question.question_id == "q1":
+        return RewardBreakdown(total=0.5, judge="test")
+    return spread_reward(trajectory, question, judge)
+
+
 def trainer_for(world, output_dir, scorer=spread_reward, **overrides):
     """A built trainer whose rollouts are scored by `scorer`."""
     from grpo.arguments import GrpoConfig

@@ -177,7 +177,7 @@ def test_case_hint_leak_scores_no_answer():
 
 def test_the_registry_names_the_reward():
     assert get_reward("visor") is REWARDS["visor"] is ascore
-    with pytest.raises(ValueError, match=r"unknown reward 'visr'; known: visor"):
+    with pytest.raises(ValueError, match=r"unknown reward 'visr'; known: visor, vrag"):
         get_reward("visr")
 
 

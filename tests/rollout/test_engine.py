@@ -114,3 +114,62 @@ def test_a_question_twice_in_a_step_is_sampled_anew():
     first, second = sample_groups(engine, [question("a"), question("a")], 2, run_seed=1, step=1)
     assert [t.sample_index for t in first.trajectories] == [0, 1]
     assert [t.sample_index for t in second.trajectories] == [2, 3]
+
+
+class PatientJudge(RuleJudge):
+    """Judges the answer to question "first" only after every other answer has been judged."""
+
+    def __init__(self, others):
+        self.left, self.others_done = others, asyncio.Event()
+        self.order = []
+
+    async def averdict(self, question, gold_answers, answer):
+        if gold_answers == ["first"]:
+            await self.others_done.wait()
+        self.order.append(gold_answers[0])
+        self.left -= gold_answers != ["first"]
+        if not self.left:
+            self.others_done.set()
+        return await super().averdict(question, gold_answers, answer)
+
+
+def test_a_judge_call_holds_up_neither_episodes_nor_other_scores():
+    """One episode at a time: with the score inside the episode's slot this would never end."""
+    system = System()
+    jobs = [EpisodeJob(question(name, gold=name)) for name in ("first", "a", "b")]
+
+    async def run():
+        judge = PatientJudge(others=2)
+        async with asyncio.timeout(10):
+            return await RolloutEngine(system, judge, max_concurrency=1).arun(jobs), judge
+
+    done, judge = asyncio.run(run())
+    assert system.most == 1
+    assert judge.order == ["a", "b", "first"]
+    assert [t.question_id for t in done] == ["first", "a", "b"]
+
+
+def test_scores_that_wait_are_bounded():
+    """While the judge is silent, episodes stop after the backlog instead of filling the memory."""
+    from rollout.engine import SCORING_BACKLOG
+
+    class Stuck(RuleJudge):
+        async def averdict(self, *asked):
+            await gate.wait()
+            return await super().averdict(*asked)
+
+    async def run():
+        nonlocal gate
+        gate = asyncio.Event()
+        jobs = [EpisodeJob(question(str(n))) for n in range(30)]
+        task = asyncio.create_task(RolloutEngine(system, Stuck(), max_concurrency=2).arun(jobs))
+        for _ in range(500):
+            await asyncio.sleep(0)
+        solved = len(system.order)
+        gate.set()
+        return solved, await task
+
+    gate, system = asyncio.Event(), System()
+    solved, done = asyncio.run(run())
+    assert solved == 2 * (1 + SCORING_BACKLOG)
+    assert len(done) == 30

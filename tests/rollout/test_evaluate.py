@@ -101,10 +101,10 @@ def test_an_answer_without_a_verdict_is_judged_again_but_not_asked_again(config,
         async def averdict(self, question, gold_answers, answer):
             return Verdict(None, error="503")
 
-    monkeypatch.setattr(module, "make_judge", lambda name, images: Down())
+    monkeypatch.setattr(module, "make_judge", lambda *_: Down())
     metrics = evaluate(config, client)
     assert (metrics["accuracy"], metrics["unjudged"], metrics["unscored"]) == (0.0, 4, 4)
-    monkeypatch.setattr(module, "make_judge", lambda name, images: RuleJudge())
+    monkeypatch.setattr(module, "make_judge", lambda *_: RuleJudge())
     client.asked.clear()
     metrics = evaluate(config, client)
     assert (metrics["accuracy"], metrics["unjudged"], metrics["unscored"]) == (0.75, 0, 0)
@@ -245,12 +245,12 @@ def test_a_run_that_says_nothing_exits_1_with_its_reasons(
             return Verdict(None, error="503")
 
     client.reply = working
-    monkeypatch.setattr(module, "make_judge", lambda name, images: Silent())
+    monkeypatch.setattr(module, "make_judge", lambda *_: Silent())
     assert main(arguments) == 1
     shown = capsys.readouterr().err
     assert re.search(r"4 × unjudged: .*503", shown)
     assert "none of the 4 answers got a verdict" in shown
-    monkeypatch.setattr(module, "make_judge", lambda name, images: RuleJudge())
+    monkeypatch.setattr(module, "make_judge", lambda *_: RuleJudge())
     assert main(arguments) == 0
     assert "×" not in capsys.readouterr().err
 

@@ -214,6 +214,8 @@ def test_a_cut_text_only_reply_does_not_train_an_end_of_turn(renderer):
     row = trajectory_row(trajectory, renderer, page_image)
     assert trained_ids(row) == renderer.text_ids("hello")
     assert row.input_ids[len(row.input_ids) - 2] == renderer.im_end_id
+    turn.completion.text = ""
+    assert trained_ids(trajectory_row(trajectory, renderer, page_image)) == []
 
 
 def test_trailing_observation_is_left_out(renderer, trajectory):
@@ -313,6 +315,28 @@ def logprob_outside(row):
     row.old_logprobs[0] = -1.0
 
 
+def positive_logprob(row):
+    row.old_logprobs[row.loss_mask.index(1)] = 0.5
+
+
+def missing_logprob(row):
+    row.old_logprobs[row.loss_mask.index(1)] = float("-inf")
+
+
+def undefined_logprob(row):
+    row.old_logprobs[row.loss_mask.index(1)] = float("nan")
+
+
+def span_beyond_the_row(row):
+    start, _ = row.image_spans[0]
+    row.image_spans[0] = (start, len(row.input_ids) + 1)
+
+
+def empty_span(row):
+    start, _ = row.image_spans[0]
+    row.image_spans[0] = (start, start)
+
+
 def short_logprobs(row):
     row.old_logprobs.pop()
 
@@ -331,6 +355,11 @@ def short_logprobs(row):
         (short_mask, "mask values"),
         (logprob_outside, "untrained positions"),
         (short_logprobs, "log-probs"),
+        (positive_logprob, "not those of a probability"),
+        (missing_logprob, "not those of a probability"),
+        (undefined_logprob, "not those of a probability"),
+        (span_beyond_the_row, "leave the row"),
+        (empty_span, "image pads"),
     ],
 )
 def test_each_broken_invariant_is_named(damage, message, renderer):
@@ -353,6 +382,33 @@ def test_each_broken_invariant_is_named(damage, message, renderer):
     damage(broken)
     with pytest.raises(AssertionError, match=f"q5/0.*{message}"):
         check_row(broken, renderer, page_image, spans, [sampled])
+
+
+def test_broken_spans_are_named(renderer, trajectory):
+    row = trajectory_row(trajectory, renderer, page_image)
+    starts = [i for i, mask in enumerate(row.loss_mask) if mask and not row.loss_mask[i - 1]]
+    sampled = [turn.completion.token_ids for turn in trajectory.turns]
+    spans = [(start, start + len(ids)) for start, ids in zip(starts, sampled)]
+    check_row(row, renderer, page_image, spans, sampled)
+    for order in ((1, 0, 2), (0, 0, 1, 2)):  # out of order; one counted twice
+        with pytest.raises(AssertionError, match="q1/3: the sampled spans overlap, are out of order"):
+            check_row(row, renderer, page_image, [spans[i] for i in order], [sampled[i] for i in order])
+    with pytest.raises(AssertionError, match="q1/3: the loss mask is not"):  # one forgotten
+        check_row(row, renderer, page_image, spans[:2], sampled[:2])
+    first, second = row.image_spans
+    for broken in ([second, first], [first, first]):
+        damaged = dataclasses.replace(row, image_spans=broken)
+        with pytest.raises(AssertionError, match="q1/3: the runs of image pads overlap"):
+            check_row(damaged, renderer, page_image, spans, sampled)
+
+
+def test_a_trained_first_token_is_named(renderer):
+    from rollout.rows import TrainingRow
+
+    ids = [100, 200, renderer.im_end_id]
+    row = TrainingRow(input_ids=ids, loss_mask=[1, 1, 1], trajectory="q8/0")
+    with pytest.raises(AssertionError, match="q8/0: the first token is trained"):
+        check_row(row, renderer, page_image, [(0, 3)], [ids])
 
 
 def test_log_probabilities_of_another_length_are_refused(renderer, trajectory):

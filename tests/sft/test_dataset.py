@@ -139,7 +139,8 @@ def test_a_damaged_picture_is_replaced_and_reported(setting, tmp_path, caplog):
     rows = rows_of(setting, {"path": str(chat_file(tmp_path, "bad", "good")), "kind": "messages"})
     with caplog.at_level(logging.WARNING):
         assert rows[0].input_ids == rows[1].input_ids
-    assert "bad.png" in caplog.text
+    assert "row 0 (chats.jsonl row 1) cannot be used" in caplog.text
+    assert "bad.png is a truncated or damaged image" in caplog.text
     assert rows.counts.left_out["unusable"] == 1
     alone = rows_of(setting, {"path": str(chat_file(tmp_path, "bad")), "kind": "messages"})
     with pytest.raises(ValueError, match="no row"):

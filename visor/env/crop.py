@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from visor.models.smart_resize import MAX_RATIO
+from visor.stage_clock import CLOCK
 from visor.types import Box, Crop, ImageRef, PageStore
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ class ImageCutter:
     def __call__(self, ref: ImageRef) -> Image:
         """Return the picture, RGB; the caller must not change it. Raises what the store raises for an unknown
         page, and ValueError for a box beyond the page (the corpus is then not the one of the record)."""
+        with CLOCK.running("crop"):
+            return self._cut(ref)
+
+    def _cut(self, ref: ImageRef) -> Image:
         page = self._page(ref.page_id)
         if ref.box is None:
             return page

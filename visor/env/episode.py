@@ -18,11 +18,13 @@ from visor.env.evidence import EvidenceSpace, evidence_block
 from visor.env.observations import ObservationWriter, prompt_messages
 from visor.env.policy import EpisodeView, EvidenceEntry, EvidencePolicy
 from visor.env.prompts import PromptSet
+from visor.env.retained import allocate_pictures, shown_pictures
 from visor.env.rules import latest_page, refusal
 from visor.env.verification import is_verification
 from visor.env.window import build_context, first_in_window
 from visor.models.smart_resize import smart_resize
 from visor.retrieval.base import Retriever, ScoredPage
+from visor.stage_clock import CLOCK
 from visor.types import (
     Answer,
     Completion,
@@ -76,7 +78,7 @@ class Episode:
         self._identity: dict[str, Any] = {"seed": seed, "sample_index": sample_index, "system": system}
         self._writer = ObservationWriter(question.text, prompts, config)
         self._evidence = EvidenceSpace(config.min_thought_chars)
-        self._view = EpisodeView(question)
+        self._view = EpisodeView(question, page_max_pixels=config.page_max_pixels)
         self._prompt = prompt_messages(question.text, prompts, config)
         self._turns: list[Turn] = []
         self._answer: str | None = None
@@ -96,9 +98,15 @@ class Episode:
         if self.done:
             raise RuntimeError("the episode is over; an episode answers one question once")
         if self._context is None:
-            self._context = build_context(
-                self._prompt, self._evidence_text(), self._turns, self._config.window
-            )
+            window = self._config.window
+            context = build_context(self._prompt, self._evidence_text(), self._turns, window)
+            if self._policy is not None:
+                self._view.pictures = shown_pictures(self._turns)
+                heading = self._prompts.evidence_heading
+                context = allocate_pictures(
+                    context, window, len(self._turns), self._policy, self._view, heading
+                )
+            self._context = context
         return self._context
 
     def _evidence_text(self) -> str:
@@ -185,7 +193,8 @@ class Episode:
         """Ask for candidates and choose the page to show; None when all have been shown or there is none."""
         pool = self._config.top_k if self._policy is None else self._policy.pool_size(self._config.top_k)
         started = time.perf_counter()
-        candidates = self._retriever.search(query, pool)
+        with CLOCK.running("retrieve"):
+            candidates = self._retriever.search(query, pool)
         turn.retrieval_seconds = time.perf_counter() - started
         turn.candidates = [(hit.page_id, float(hit.score)) for hit in candidates]
         return self._select(query, candidates)

@@ -1,6 +1,7 @@
 """The seam for layers such as TAEC: an `EvidencePolicy` decides which evidence enters and how it is shown.
 
-The episode asks it and nothing else; the plain agent is `PassThrough`.
+The episode asks it and nothing else; the plain agent is `PassThrough`, from which a layer may inherit what it
+leaves alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from visor.retrieval.base import ScoredPage
-from visor.types import Question
+from visor.types import ImageRef, Message, Question
 
 
 @dataclass
@@ -32,6 +33,17 @@ class EvidenceEntry:
         return [thought for thought in (self.pre, self.post) if thought]
 
 
+@dataclass(frozen=True)
+class ShownPicture:
+    """A picture that some turn of the episode has shown."""
+
+    image: ImageRef
+    """As that turn showed it."""
+    search_index: int
+    """0-based search that found its page; its node in the trajectory graph."""
+    turn_index: int
+
+
 @dataclass
 class EpisodeView:
     """What an evidence policy may look at; it must not change it."""
@@ -42,6 +54,10 @@ class EpisodeView:
     queries: list[str] = field(default_factory=list)
     """Queries of earlier searches, in order."""
     entries: list[EvidenceEntry] = field(default_factory=list)
+    pictures: list[ShownPicture] = field(default_factory=list)
+    """Pages and crops shown so far, in order."""
+    page_max_pixels: int = 0
+    """Pixels at which the episode shows a page; budgets are in proportion to it."""
 
 
 class EvidencePolicy(Protocol):
@@ -57,6 +73,20 @@ class EvidencePolicy(Protocol):
 
     def render(self, entry: EvidenceEntry, view: EpisodeView) -> list[str]:
         """The lines that stand for an evidence entry in the evidence block; the entry never changes."""
+        ...
+
+    def represent(self, earlier: Sequence[ShownPicture], view: EpisodeView) -> list[ShownPicture]:
+        """Which of the pages that have left the window are shown again, oldest first."""
+        ...
+
+    def allocate(
+        self, pictures: Sequence[ShownPicture], context: Sequence[Message], view: EpisodeView
+    ) -> list[int]:
+        """Pixels for each picture of an earlier turn, those shown again included; 0 = it is left out.
+
+        The newest picture is none of them: it is always shown as its turn showed it. `context`: the messages
+        around them, evidence as rendered.
+        """
         ...
 
     def describe(self) -> dict:
@@ -78,6 +108,14 @@ class PassThrough:
 
     def render(self, entry: EvidenceEntry, view: EpisodeView) -> list[str]:
         return entry.thoughts
+
+    def represent(self, earlier: Sequence[ShownPicture], view: EpisodeView) -> list[ShownPicture]:
+        return []
+
+    def allocate(
+        self, pictures: Sequence[ShownPicture], context: Sequence[Message], view: EpisodeView
+    ) -> list[int]:
+        return [picture.image.max_pixels for picture in pictures]
 
     def describe(self) -> dict:
         return {}

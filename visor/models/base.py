@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from visor.types import Completion, ImageRef, Message
 
@@ -26,6 +26,16 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Tool:
+    """A function that a model may call."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON Schema of its arguments, an object."""
+
+
+@dataclass(frozen=True)
 class Request:
     """One policy call."""
 
@@ -33,6 +43,10 @@ class Request:
     seed: int
     """Fixes the random numbers of this request, whatever else is in the batch."""
     sampling: Sampling = field(default_factory=Sampling)
+    tools: Sequence[Tool] = ()
+    """Offered for native calls, which only a client with `takes_tools` makes."""
+    opens: bool | None = None
+    """Whether it is the first of its question; None = it is when no reply stands in it."""
 
 
 class ContextTooLong(ValueError):
@@ -41,6 +55,15 @@ class ContextTooLong(ValueError):
 
 class TooManyImages(ValueError):
     """The prompt has more images than the engine takes; the trajectory ends with `image_limit`."""
+
+
+class ToolsNotSupported(ValueError):
+    """The endpoint refuses requests with tools; the same question can be asked in text."""
+
+
+def takes_tools(client: PolicyClient) -> bool:
+    """Whether a client passes `Request.tools` on and reads native calls: its `takes_tools`, if it has one."""
+    return bool(getattr(client, "takes_tools", False))
 
 
 class PolicyClient(Protocol):

@@ -198,11 +198,15 @@ def make_client(
     max_images: int | None = None,
     batch_size: int = 64,
     engine_args: dict[str, Any] | None = None,
+    timeout: float = 600.0,
+    max_retries: int = 5,
+    openai_args: dict[str, Any] | None = None,
 ) -> PolicyClient:
     """The policy client a spec names. `images` gives the pictures; without it only text can be asked.
 
     `dtype`, `device`, `attn_implementation` and `batch_size` are of `hf`; `engine_args` are vLLM's own engine
-    arguments. `max_context` (tokens, prompt and reply) and `max_images` bound a request.
+    arguments, `timeout` (seconds), `max_retries` and `openai_args` (further ones of `OpenAIClient`) are of
+    `openai`. `max_context` (tokens, prompt and reply) and `max_images` bound a request.
     """
     spec = parse_model_spec(spec) if isinstance(spec, str) else spec
     if spec.kind == "script":
@@ -213,7 +217,15 @@ def make_client(
     if spec.kind == "openai":
         from visor.models.openai import OpenAIClient
 
-        return OpenAIClient(spec.target, spec.url, images, max_images=max_images)
+        return OpenAIClient(
+            spec.target,
+            spec.url,
+            images,
+            max_images=max_images,
+            max_retries=max_retries,
+            timeout=timeout,
+            **(openai_args or {}),
+        )
     renderer = load_processor(spec.target).renderer()
     if spec.kind == "vllm":
         from visor.models.vllm import VLLMClient

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from visor.models.base import ContextTooLong, ImageSource, TooManyImages
 from visor.models.cache import LRUCache
 from visor.models.smart_resize import smart_resize
-from visor.types import ImagePart, ImageRef, Message
+from visor.types import ImagePart, ImageRef, Message, TextPart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,8 +131,12 @@ class ChatRenderer:
                 encoded.input_ids += self._encode_text(text)
                 text = ""
                 self._add_image(encoded, part.image, images)
-            else:
+            elif isinstance(part, TextPart):
                 text += part.text
+            else:
+                raise ValueError(
+                    "a native tool call cannot be rendered for a local model; a system asks it in text"
+                )
         encoded.input_ids += self._encode_text(text)
         encoded.input_ids.append(self.im_end_id)
 

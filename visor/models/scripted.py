@@ -17,8 +17,9 @@ class ScriptedClient:
     """Replies without a model, the same way every time.
 
     `script` is a list, given out in the order of the calls; a dictionary question → replies of one episode;
-    or a function of the request. By question, each episode starts at the first reply: a request without an
-    assistant message opens one, and episodes that run at once are told apart by their asyncio task.
+    or a function of the request. By question, each episode starts at the first reply: `Request.opens`, or a
+    request without an assistant message, tells where; episodes that run at once are told apart by their
+    asyncio task.
     ValueError when a script has no reply left, or none for the question.
     """
 
@@ -67,7 +68,8 @@ class ScriptedClient:
         if question is None:
             raise ValueError(f"the script has no replies for the question in {shown!r}")
         key = (question, id(asyncio.current_task()))
-        if not any(message.role == "assistant" for message in request.messages):
+        replied = any(message.role == "assistant" for message in request.messages)
+        if not replied if request.opens is None else request.opens:
             self._position.pop(key, None)
         return self._next(key, script[question], f"the script of {question!r}")
 

@@ -15,6 +15,7 @@ from visor.models.loading import unwrap
 from visor.models.rendering import ChatRenderer, Encoded, check_fits
 from visor.models.sampling import Sampler
 from visor.models.tensors import collate, to_device
+from visor.stage_clock import CLOCK
 from visor.types import Completion, FinishReason, ImageRef
 
 
@@ -65,7 +66,8 @@ class TransformersClient:
     def serve(self, requests: Sequence[Request]) -> list[Completion | Exception]:
         """Answer a batch, in order, with an exception in the place of a request that cannot be served."""
         started = time.perf_counter()
-        encoded = [self._encode(request) for request in requests]
+        with CLOCK.running("encode"):
+            encoded = [self._encode(request) for request in requests]
         good = {i: prompt for i, prompt in enumerate(encoded) if isinstance(prompt, Encoded)}
         served: dict[int, Completion] = {}
         if good:
@@ -90,17 +92,20 @@ class TransformersClient:
             distinct.setdefault(_identity(prompt), len(distinct))
         prompt_of = [distinct[_identity(prompt)] for prompt in prompts]
         unique = [prompts[prompt_of.index(u)] for u in range(len(distinct))]
-        batch = collate(unique, self.renderer, self.images, padding="left", pixels=False)
         with inference(self.model):
-            return decode(
-                self.model,
-                to_device(batch, device),
-                self._image_features([ref for prompt in unique for ref in prompt.images], device),
-                prompt_of,
-                [request.sampling.max_tokens for request in requests],
-                Sampler(requests, self._banned.to(device)),
-                self.renderer.stop_ids,
-            )
+            with CLOCK.running("encode"):
+                batch = collate(unique, self.renderer, self.images, padding="left", pixels=False)
+                features = self._image_features([ref for prompt in unique for ref in prompt.images], device)
+            with CLOCK.running("decode"):
+                return decode(
+                    self.model,
+                    to_device(batch, device),
+                    features,
+                    prompt_of,
+                    [request.sampling.max_tokens for request in requests],
+                    Sampler(requests, self._banned.to(device)),
+                    self.renderer.stop_ids,
+                )
 
     def _image_features(self, refs: list[ImageRef], device) -> list[torch.Tensor]:
         """Features of each reference, every distinct image computed once, all of them in one pass."""

@@ -13,6 +13,7 @@ from typing import Any
 from visor.models.base import ImageSource, Request
 from visor.models.batching import Batcher
 from visor.models.rendering import ChatRenderer, Encoded, check_fits, resize_image
+from visor.stage_clock import CLOCK
 from visor.types import Completion, FinishReason
 
 DEFAULT_MAX_IMAGES = 16
@@ -72,16 +73,18 @@ class VLLMClient:
         prompts, params, places = [], [], []
         for request in requests:
             try:
-                encoded = self.renderer.encode(request.messages, self.images)
-                check_fits(encoded, request.sampling.max_tokens, self._max_context, self._max_images)
-                prompts.append(self._prompt(encoded))
+                with CLOCK.running("encode"):
+                    encoded = self.renderer.encode(request.messages, self.images)
+                    check_fits(encoded, request.sampling.max_tokens, self._max_context, self._max_images)
+                    prompts.append(self._prompt(encoded))
             except Exception as error:  # a fault of this request alone, raised to its caller
                 results.append(error)
                 continue
             params.append(self._params(request))
             places.append(len(results))
             results.append(encoded)
-        outputs = self._engine.generate(prompts, params, use_tqdm=False) if prompts else []
+        with CLOCK.running("decode"):
+            outputs = self._engine.generate(prompts, params, use_tqdm=False) if prompts else []
         for place, output in zip(places, outputs, strict=True):
             results[place] = self._completion(results[place], output, time.perf_counter() - started)
         return results

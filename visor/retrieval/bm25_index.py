@@ -10,7 +10,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from visor.retrieval.bm25 import BM25Retriever
-from visor.retrieval.content import check_corpus, corpus_hash, corpus_name, rebuild_hint
+from visor.retrieval.content import (
+    check_corpus,
+    check_owner,
+    corpus_hash,
+    corpus_name,
+    rebuild_hint,
+)
 from visor.retrieval.disk import build_lock, sync_tree, write_atomically
 from visor.retrieval.report import BuildReport, Progress
 from visor.types import SCHEMA_VERSION, PageStore, Record
@@ -58,7 +64,8 @@ class BM25Index:
         if not pages:
             raise ValueError(f"{corpus_name(corpus)} has no pages; there is nothing to index")
         with build_lock(path):
-            _check_owner(path, corpus, replace)
+            if not replace:
+                check_owner(path, _previous(path), corpus)
             files = path / f"files-{uuid.uuid4().hex[:12]}"
             files.mkdir()
             try:
@@ -132,15 +139,9 @@ def read_bm25_manifest(path: str | Path) -> BM25Manifest:
     return manifest
 
 
-def _check_owner(path: Path, corpus: PageStore, replace: bool) -> None:
-    if replace or not has_bm25(path):
-        return
+def _previous(path: Path) -> BM25Manifest | None:
+    """The manifest of the index that is there; None when there is none or it is damaged."""
     try:
-        owner = read_bm25_manifest(path)
+        return read_bm25_manifest(path) if has_bm25(path) else None
     except ValueError:
-        return  # damaged: to be replaced
-    if owner.corpus != corpus_name(corpus):
-        raise ValueError(
-            f"{path} holds the index of corpus {owner.corpus!r} ({owner.page_count} pages), not of "
-            f"{corpus_name(corpus)!r}; give another folder, or --replace to use this one"
-        )
+        return None

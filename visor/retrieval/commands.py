@@ -33,7 +33,9 @@ EXIT_OK, EXIT_FAILED = 0, 1
 
 def _index_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--index", metavar="PATH", help="folder of the index (default: CORPUS/index/RETRIEVER)"
+        "--index",
+        metavar="PATH",
+        help="folder of the index, or to search a service http://HOST:PORT (default: CORPUS/index/RETRIEVER)",
     )
     parser.add_argument(
         "--encoder",
@@ -85,7 +87,8 @@ def index_arguments(parser: argparse.ArgumentParser) -> None:
         "--replace",
         action="store_true",
         default=None,
-        help="take over the index folder of another corpus; equal pages are not encoded again",
+        help="take over the folder of another corpus's index (equal pages are not encoded again), or drop "
+        "the vectors of another encoder",
     )
     parser.add_argument(
         "--verify", action="store_true", help="build nothing; check every file of the index by its hash"

@@ -60,6 +60,17 @@ def check_corpus(path: Path, manifest: MadeFor, corpus: PageStore | None) -> Non
         )
 
 
+def check_owner(path: Path, manifest: MadeFor | None, corpus: PageStore) -> None:
+    """ValueError for a folder that holds the index of another corpus. The same pages under another name are
+    the same corpus, and a corpus of that name may have other pages by now."""
+    name = corpus_name(corpus)
+    if manifest and manifest.corpus != name and manifest.corpus_hash != corpus_hash(corpus.pages()):
+        raise ValueError(
+            f"{path} holds the index of corpus {manifest.corpus!r} ({manifest.page_count} pages), not of "
+            f"{name!r}; give another folder, or --replace to use this one"
+        )
+
+
 def rebuild_hint(manifest: MadeFor, corpus: PageStore | None, retriever: str | None = None) -> str:
     """What to do about an index that is refused."""
     name = getattr(corpus, "path", "CORPUS")

@@ -79,5 +79,5 @@ class DenseVectors:
 
     @cached_property
     def _largest_norm(self) -> float:
-        norms = [np.linalg.norm(block.astype(np.float64), axis=1).max() for block in self.blocks()]
-        return float(max(norms, default=0.0))
+        squares = [np.einsum("pd,pd->p", block, block).max() for block in self.blocks()]
+        return float(np.sqrt(max(squares, default=0.0), dtype=np.float64))

@@ -15,6 +15,7 @@ from visor.retrieval.bm25_index import BM25Manifest, has_bm25, read_bm25_manifes
 from visor.retrieval.content import corpus_hash, rebuild_hint
 from visor.retrieval.generations import SHARDS, VectorManifest, has_vectors, read_vector_manifest
 from visor.retrieval.hybrid import HybridRetriever, hybrid_parts
+from visor.retrieval.opening import is_remote, open_remote
 from visor.retrieval.report import BuildReport
 from visor.types import PageStore
 
@@ -64,8 +65,11 @@ def default_index_path(corpus_path: str | Path, retriever: str = DEFAULT_RETRIEV
 
 def index_path(
     corpus_path: str | Path, index: str | Path | None = None, retriever: str | None = None
-) -> Path:
-    """Where a corpus's index is: the folder that was named, or the default one of the retriever."""
+) -> str | Path:
+    """Where a corpus's index is: the folder or (as text) the service that was named, or the default folder of
+    the retriever."""
+    if is_remote(index):
+        return str(index)
     return Path(index) if index else default_index_path(corpus_path, retriever or DEFAULT_RETRIEVER)
 
 
@@ -74,29 +78,41 @@ def build_index(
 ) -> BuildReport:
     """Index a corpus into the folder `path`; until it is done, an index that is there stays in service.
 
+    Options that are not given are those the index in the folder was made with, unless its encoder is to be
+    another one.
+
     Raises ValueError for an unknown retriever or option, a corpus without pages, and a folder that holds the
-    index of another retriever or corpus.
+    index of another retriever, corpus or encoder.
     """
     if parts := hybrid_parts(retriever):
         raise ValueError(f"{retriever} has no index of its own; build its parts: {' and '.join(parts)}")
     indexed = _retriever_class(retriever)
     if has_index(path):
         try:
-            maker = read_manifest(path).retriever
+            manifest = read_manifest(path)
         except ValueError:
-            maker = retriever  # damaged: the build replaces it
-        if maker != retriever:
+            manifest = None  # damaged: the build replaces it
+        if manifest and manifest.retriever != retriever:
             raise ValueError(
-                f"{path} holds an index made by {maker!r}, which {retriever!r} does not replace; give "
-                "another folder, or remove it"
+                f"{path} holds an index made by {manifest.retriever!r}, which {retriever!r} does not "
+                "replace; give another folder, or remove it"
             )
+        if isinstance(manifest, VectorManifest):
+            options = _known(indexed.build, _made_with(manifest, options)) | options
     return indexed.build(corpus, path, **_checked(retriever, indexed.build, options))
+
+
+def _made_with(manifest: VectorManifest, options: dict[str, Any]) -> dict[str, Any]:
+    """The options an index was made with, for an update of it; none when another encoder is asked for."""
+    if options.get("encoder") not in (None, manifest.settings.get("encoder")):
+        return {}
+    return {k: int(v) if v.isdigit() else v for k, v in manifest.settings.items() if v}
 
 
 def open_index(
     path: str | Path, corpus: PageStore, retriever: str | None = None, **options: Any
 ) -> BatchRetriever:
-    """Open the index in `path` for a corpus.
+    """Open the index in `path`, a folder or the address of a service, for a corpus.
 
     `retriever`: the one expected; None: whichever made the index. A hybrid, `hybrid:bm25+dense`, opens its
     parts in the folders `path/bm25` and `path/dense`. Options go to the retriever (for each part of a hybrid,
@@ -105,6 +121,8 @@ def open_index(
     Raises ValueError, saying which is which and to rebuild, when there is no index, when it is damaged, or
     when it was made for another corpus or state of it, by another retriever, or with another encoder.
     """
+    if is_remote(path):
+        return open_remote(str(path), corpus, retriever, **options)
     if retriever is not None and (parts := hybrid_parts(retriever)):
         depth = {name: options.pop(name) for name in ("depth",) if name in options}
         opened = [

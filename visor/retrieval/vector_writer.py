@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from visor.retrieval.content import content_key, corpus_hash, corpus_name
+from visor.retrieval.content import check_owner, content_key, corpus_hash, corpus_name
 from visor.retrieval.disk import build_lock, file_sha256, sync_tree, write_atomically
 from visor.retrieval.encoding import Encoder, EncoderIdentity, PageVectors
 from visor.retrieval.generations import (
@@ -21,6 +21,7 @@ from visor.retrieval.generations import (
     FileRecord,
     VectorManifest,
     VectorStore,
+    describe_difference,
     has_vectors,
     read_vector_manifest,
 )
@@ -59,10 +60,11 @@ def build_vectors(
     of a build that did not finish. Until the very end the generation in service stays as it was.
 
     `retriever`: its name in the manifest (dense or colqwen by the encoder's kind when None). `settings`: kept
-    in the manifest for the retriever. `replace`: the folder may hold another corpus's index.
+    in the manifest for the retriever. `replace`: the folder may hold another corpus's index, or
+    another encoder's vectors, which are dropped.
 
-    Raises ValueError for a corpus without pages, a folder of another corpus, a build under way in another
-    process, and vectors that are not finite or not of the encoder's dimension, naming the page.
+    Raises ValueError for a corpus without pages, a folder of another corpus or encoder, a build under way in
+    another process, and vectors that are not finite or not of the encoder's dimension, naming the page.
     """
     started = time.perf_counter()
     path = Path(path)
@@ -71,7 +73,9 @@ def build_vectors(
         raise ValueError(f"{corpus_name(corpus)} has no pages; there is nothing to index")
     with build_lock(path):
         build = _Build(corpus, path, encoder, shard_pages)
-        build.check_owner(replace)
+        if not replace:
+            check_owner(path, build.previous, corpus)
+            build.check_encoder()
         build.plan(pages)
         build.write(batch_size, progress)
         name = retriever or {"single": "dense", "multi": "colqwen"}[encoder.identity.kind]
@@ -94,6 +98,8 @@ class _Build:
         self.shard_pages = shard_pages
         self.notes: list[str] = []
         self.previous = self._previous()
+        if self.previous and self.previous.identity != self.identity:
+            self.notes.append(f"replaces the index made with encoder {self.previous.identity.name!r}")
         self.kept: dict[str, set[int]] = {}
         """Shard → positions of the pages that are part of the new generation."""
         self.encoded = 0
@@ -107,17 +113,14 @@ class _Build:
             self.notes.append(f"the index before could not be read and is made anew: {error}")
             return None
 
-    def check_owner(self, replace: bool) -> None:
-        """ValueError when the folder holds the index of a corpus with another name."""
-        name = corpus_name(self.corpus)
-        if self.previous and self.previous.corpus != name and not replace:
-            raise ValueError(
-                f"{self.path} holds the index of corpus {self.previous.corpus!r} "
-                f"({self.previous.page_count} pages), not of {name!r}; give another folder, or --replace to "
-                "use this one"
-            )
+    def check_encoder(self) -> None:
+        """ValueError when the vectors that are there come from another encoder: they would all be lost."""
         if self.previous and self.previous.identity != self.identity:
-            self.notes.append(f"replaces the index made with encoder {self.previous.identity.name!r}")
+            raise ValueError(
+                f"{self.path} holds the vectors of {self.previous.page_count} pages made with "
+                f"{describe_difference(self.previous.identity, self.identity)}; give another folder with "
+                "--index, or --replace to encode all pages anew"
+            )
 
     # ------------------------------------------------------------ plan
 

@@ -1,7 +1,4 @@
-"""Visual detail allocation: the pixels each re-presented image gets (TAEC, eq. 4 and appendix A.5).
-
-The equations only: no agent of the project calls them, since the VISOR episode shows no earlier page again.
-"""
+"""Visual detail allocation: the pixels each re-presented image gets (TAEC, eq. 4 and appendix A.5)."""
 
 from __future__ import annotations
 
@@ -9,7 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from visor.models.smart_resize import FACTOR
 from visor.taec.config import AllocationConfig
+
+TOKEN_AREA = FACTOR * FACTOR
+"""Pixels of one image token."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,7 @@ def _scale(pixels: Sequence[float], target: float, low: int, high: int) -> float
     below, above = 0.99 * low / max(positive), 1.01 * high / min(positive)
     if sum(_clipped(pixels, above, low, high)) <= target:
         return above
-    for _ in range(100):
-        middle = math.sqrt(below * above)
+    while below < (middle := math.sqrt(below * above)) < above:
         if sum(_clipped(pixels, middle, low, high)) <= target:
             below = middle
         else:
@@ -118,6 +118,26 @@ def visual_budget(text_tokens: int, config: AllocationConfig) -> float:
         return float(config.budget_pixels)
     x = pressure(text_tokens, config.pressure_onset_tokens)
     return config.budget_pixels * (1 + config.pressure_factor * x)
+
+
+def scaled(
+    config: AllocationConfig, page_max_pixels: int, crop_max_pixels: int | None = None
+) -> AllocationConfig:
+    """The settings for pages that are shown at `page_max_pixels` when fresh, in place of the configured ones.
+
+    Every budget and limit keeps its proportion to a page, so that the same settings bind on small pages; no
+    picture is shown larger than when it was fresh. A limit is at least one image token.
+    """
+    factor = page_max_pixels / config.page_max_pixels
+    crop_limit = max(round(config.crop_max_pixels * factor), TOKEN_AREA)
+    return config.model_copy(
+        update={
+            "budget_pixels": max(round(config.budget_pixels * factor), TOKEN_AREA),
+            "min_pixels": max(round(config.min_pixels * factor), TOKEN_AREA),
+            "page_max_pixels": page_max_pixels,
+            "crop_max_pixels": min(crop_limit, crop_max_pixels or crop_limit),
+        }
+    )
 
 
 def allocate(images: Sequence[RetainedImage], text_tokens: int, config: AllocationConfig) -> list[int]:

@@ -51,9 +51,12 @@ class DecayConfig(Config):
 
 
 class AllocationConfig(Config):
-    """Operator V, eqs. 4 and 5. Pixels are width × height."""
+    """Operator V, eqs. 4 and 5. Pixels are width × height, for pages of `page_max_pixels`; where an agent
+    shows pages at another size, all of them are in proportion to it."""
 
-    enabled: bool = False
+    enabled: bool | None = None
+    """null = with the system dag. A VISOR policy has seen earlier pictures at full size only, so there it is
+    asked for by name."""
     gamma: float = Field(0.3, ge=0)
     """γ, share of a child node's mean energy passed to its parent (the value of the VimRAG demo)."""
     kappa: float = Field(0.5, ge=0, le=1)
@@ -76,6 +79,9 @@ class AllocationConfig(Config):
     crop_max_pixels: int = Field(600_000, gt=0)
     crop_share: float = Field(0.6, ge=0, le=1)
     """Share of B_t for crops when pages and crops are both present."""
+    represent_pages: int = Field(0, ge=0)
+    """Pages outside the window of a VISOR policy that are shown again, those of most energy; the trained
+    policy has seen none. The DAG agent has `loop.memory_images`."""
 
 
 class TaecConfig(Config):
@@ -85,6 +91,9 @@ class TaecConfig(Config):
     """rules: content words of the question, no call. model: one call a question (the paper)."""
     max_slots: int = Field(4, ge=1)
     """The paper's."""
+    semantic_state: bool = False
+    """The DAG agent reports with each summary which slots are settled, and those carry no weight any more
+    (off in the paper's runs). A VISOR policy has no words for it; see `admission.slot_weights`."""
     admission: AdmissionConfig = AdmissionConfig()
     exposure: ExposureConfig = ExposureConfig()
     decay: DecayConfig = DecayConfig()
@@ -99,3 +108,9 @@ class TaecConfig(Config):
             "V": self.allocation.enabled,
         }
         return "".join(letter for letter, on in enabled.items() if on)
+
+    def for_dag(self) -> TaecConfig:
+        """The settings with what only the DAG agent turns on by itself."""
+        if self.allocation.enabled is not None:
+            return self
+        return self.model_copy(update={"allocation": self.allocation.model_copy(update={"enabled": True})})

@@ -1,7 +1,4 @@
-"""Energy of the images in memory: how much each still matters to the trajectory (TAEC, eq. 5).
-
-The equation only: no agent of the project calls it, since the VISOR episode shows no earlier page again.
-"""
+"""Energy of the images in memory: how much each still matters to the trajectory (TAEC, eq. 5)."""
 
 from __future__ import annotations
 

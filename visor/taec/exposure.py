@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -35,22 +36,37 @@ class CueFile(Record):
 
     failure: PhraseFile
     confidence: PhraseFile
+    unclear: PhraseFile | None = None
+    """Failures that are no plain absence; they tell a dead end's kind, in the DAG agent's hints only."""
 
 
 class Cues:
-    """Phrases that tell the role of an observation. White space within a line does not matter."""
+    """Phrases that tell the role of an observation. White space within a line does not matter.
+
+    Texts are read once and remembered: every prompt shows the same ones again.
+    """
 
     def __init__(self, phrases: CueFile):
-        self._failure = GuardedPhrases(phrases.failure)
-        self._confidence = GuardedPhrases(phrases.confidence)
+        self._failure = _remembered(phrases.failure)
+        self._confidence = _remembered(phrases.confidence)
+        self._unclear = _remembered(phrases.unclear or PhraseFile(patterns=[]))
 
     def failed(self, text: str) -> bool:
         """Whether the text says that the search led nowhere."""
-        return self._failure.match(_lines(text))
+        return self._failure(text)
 
     def confident(self, text: str) -> bool:
         """Whether the text states something as established, and does not deny it."""
-        return self._confidence.match(_lines(text))
+        return self._confidence(text)
+
+    def unclear(self, text: str) -> bool:
+        """Whether a failure is that something cannot be made out."""
+        return self._unclear(text)
+
+
+def _remembered(phrases: PhraseFile) -> Callable[[str], bool]:
+    matcher = GuardedPhrases(phrases)
+    return lru_cache(maxsize=8192)(lambda text: matcher.match(_lines(text)))
 
 
 def _lines(text: str) -> str:

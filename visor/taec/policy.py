@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
-from visor.env.policy import EpisodeView, EvidenceEntry, EvidencePolicy
+from visor.env.policy import EpisodeView, EvidenceEntry, EvidencePolicy, ShownPicture
+from visor.env.tokens import estimate_tokens
 from visor.retrieval.base import ScoredPage
 from visor.taec.admission import Candidate, Coefficients, admit, gain
+from visor.taec.captions import Captions
 from visor.taec.config import TaecConfig
+from visor.taec.energy import MemoryItem, energies, strongest
 from visor.taec.exposure import CUES_FILE, Role, condense, load_cues, persistence, role, trace
+from visor.taec.pictures import MemoryPicture, PictureBudgets
 from visor.taec.requirements import RequirementState, SlotSet, rule_slots
 from visor.taec.text import normalise
-from visor.types import PageStore, Question
-
-WIRED_OPERATORS = "AM"
+from visor.types import Message, PageStore, Question
 
 
 class TaecPolicy:
-    """Decides, for one episode, which page a search shows (A) and how old evidence is shown again (M).
+    """Decides, for one episode, which page a search shows (A), how old evidence is shown again (M) and at how
+    many pixels the pictures of earlier turns are (V).
 
-    With every operator off it is the plain agent: same pool, same page, same lines, nothing recorded.
+    With every operator off it is the plain agent: same pool, same page, same lines and pictures, nothing
+    recorded.
     """
 
     def __init__(
-        self, config: TaecConfig, question: Question, store: PageStore, slots: SlotSet | None = None
+        self,
+        config: TaecConfig,
+        question: Question,
+        store: PageStore,
+        slots: SlotSet | None = None,
+        captions: Captions | None = None,
     ):
         """`slots`: as extracted before the episode; None = the rules (ValueError when the config asks for a
-        model, whose call only the caller can make)."""
+        model, whose call only the caller can make). `captions`: of `store`, shared by many episodes.
+
+        ValueError for a semantic state, which a VISOR policy does not report.
+        """
+        if config.semantic_state:
+            raise ValueError(
+                "semantic_state is for the system dag: a VISOR policy does not report which slots are "
+                "settled. Set admission.slot_weights to open, which reads it from the evidence"
+            )
         if slots is None and config.operators and config.slot_extractor == "model":
             raise ValueError(
                 "slot_extractor is 'model', but no slots were given: extract them with ModelSlotExtractor "
@@ -34,7 +52,7 @@ class TaecPolicy:
             )
         self.config = config
         self.question = question
-        self.store = store
+        self.captions = captions or Captions(store)
         self.slots = slots or rule_slots(question.text, config.max_slots)
         self.cues = load_cues(config.exposure.cues or CUES_FILE)
         admission = config.admission
@@ -42,7 +60,10 @@ class TaecPolicy:
         self.name = f"taec-{config.operators}" if config.operators else "none"
         self._searches: list[dict] = []
         self._renders: list[dict] = []
+        self._budgets = PictureBudgets(config.allocation, self.captions, self.slots.keywords)
         self._shown_as: dict[str, Role | None] = {}
+        self._ranked: list[EvidenceEntry] | None = None
+        self._order: list[int] = []
 
     # ------------------------------------------------------------ admission
 
@@ -66,8 +87,8 @@ class TaecPolicy:
         self._searches.append(record)
         if not unseen:
             return None
-        pool = [Candidate(hit.page_id, hit.score, self._page_text(hit.page_id)[0]) for hit in unseen]
-        shown = [self._page_text(page_id)[0] for page_id in view.shown_page_ids]
+        pool = [Candidate(hit.page_id, hit.score, self.captions.text(hit.page_id)) for hit in unseen]
+        shown = [self.captions.text(page_id) for page_id in view.shown_page_ids]
         open_weights = self._requirements(view).open_weights()
         if repeated:
             [(chosen, parts)] = admit(pool, 1, open_weights, self.coefficients, selected=shown, anchor=False)
@@ -79,16 +100,9 @@ class TaecPolicy:
             "admitted": chosen.page_id,
             "rank": next(rank for rank, hit in enumerate(candidates) if hit.page_id == chosen.page_id),
             "gain": parts.record(),
-            "text": self._page_text(chosen.page_id)[1],
+            "text": self.captions.kind(chosen.page_id),
         }
         return chosen.page_id
-
-    def _page_text(self, page_id: str) -> tuple[str, str]:
-        """The text a page is judged by, and what it is: its caption, else its text layer, else nothing."""
-        page = self.store.page(page_id)
-        if page.caption:
-            return page.caption, "caption"
-        return page.text, "page text" if page.text else "none"
 
     def _requirements(self, view: EpisodeView) -> RequirementState:
         state = RequirementState.uniform(self.slots.keywords)
@@ -119,7 +133,11 @@ class TaecPolicy:
         return entry.thoughts
 
     def _is_newest(self, entry: EvidenceEntry, view: EpisodeView) -> bool:
-        later = sum(other.search_index > entry.search_index for other in view.entries)
+        """Whether fewer than `keep_newest` entries are of later searches; ordered once for a list of them."""
+        if self._ranked is not view.entries or len(self._order) != len(view.entries):
+            self._ranked = view.entries
+            self._order = sorted(other.search_index for other in view.entries)
+        later = len(self._order) - bisect_right(self._order, entry.search_index)
         return later < self.config.exposure.keep_newest
 
     def _note(self, entry: EvidenceEntry, current: Role | None, view: EpisodeView) -> None:
@@ -137,13 +155,58 @@ class TaecPolicy:
             }
         )
 
+    # ------------------------------------------------------------ allocation
+
+    def represent(self, earlier: Sequence[ShownPicture], view: EpisodeView) -> list[ShownPicture]:
+        """The `represent_pages` pages of most energy; none before the second search."""
+        count = self.config.allocation.represent_pages
+        if not (count and self._allocates(view)):
+            return []
+        energy = self._energy(view)
+        chosen = strongest([energy[picture.turn_index] for picture in earlier], count)
+        return [earlier[index] for index in chosen]
+
+    def allocate(
+        self, pictures: Sequence[ShownPicture], context: Sequence[Message], view: EpisodeView
+    ) -> list[int]:
+        """Eq. 4 over the pictures of earlier turns, once there are two searches."""
+        if not (pictures and self._allocates(view)):
+            return [picture.image.max_pixels for picture in pictures]
+        energy = self._energy(view)
+        memory = [
+            MemoryPicture(p.image.page_id, energy[p.turn_index], p.image.box is not None) for p in pictures
+        ]
+        return self._budgets.allocate(
+            memory,
+            text_tokens=estimate_tokens("\n".join(message.text for message in context)),
+            searches=len(view.queries),
+            page_max_pixels=view.page_max_pixels,
+            crop_max_pixels=max((p.image.max_pixels for p in pictures if p.image.box), default=None),
+        )
+
+    def _allocates(self, view: EpisodeView) -> bool:
+        return bool(self.config.allocation.enabled) and len(view.queries) >= 2
+
+    def _energy(self, view: EpisodeView) -> dict[int, float]:
+        """Ω of each picture, by the turn that showed it. The graph is a chain: one node a search, child of
+        the one before; the policy reports no priority, so each has the middle one."""
+        parents: list[list[int]] = [[node - 1] if node else [] for node in range(len(view.queries))]
+        items = [
+            MemoryItem(picture.search_index, "crop" if picture.image.box else "page")
+            for picture in view.pictures
+        ]
+        allocation, decay = self.config.allocation, self.config.decay.model_dump()
+        energy = energies(parents, items, decay=decay, gamma=allocation.gamma)
+        return {picture.turn_index: value for picture, value in zip(view.pictures, energy)}
+
     # ------------------------------------------------------------ record
 
     def describe(self) -> dict:
         """Operators, settings, slots and every decision; {} with all operators off, as for the plain agent.
 
         A search names its query, pool, admitted page, its rank and gain parts, and the kind of text the page
-        was judged by. A render is listed when the form of an entry changes; an entry starts in full.
+        was judged by. A render is listed when the form of an entry changes; an entry starts in full. An
+        allocation is listed for each context with a picture of an earlier turn.
         """
         operators = self.config.operators
         if not operators:
@@ -158,13 +221,14 @@ class TaecPolicy:
             },
             "searches": [dict(record) for record in self._searches],
             "renders": [dict(record) for record in self._renders],
+            "allocations": [dict(record) for record in self._budgets.record],
         }
 
 
 def switched(switch: str, config: TaecConfig | None = None) -> TaecConfig | None:
     """The config under a switch: "off" = None, "on" = as configured, letters = just these operators.
 
-    ValueError for any other word, and for operator V, which the VISOR episode does not carry out.
+    ValueError for any other word.
     """
     config = config or TaecConfig()
     word = switch.strip()
@@ -174,18 +238,13 @@ def switched(switch: str, config: TaecConfig | None = None) -> TaecConfig | None
         letters = set(word.upper())
         if not letters or letters - set("AMV"):
             raise ValueError(
-                f"the TAEC switch is {switch!r}; expected on, off, or operator letters such as A, M or AM"
+                f"the TAEC switch is {switch!r}; expected on, off, or operator letters such as A, M or AMV"
             )
         config = config.model_copy(
             update={
                 name: getattr(config, name).model_copy(update={"enabled": letter in letters})
                 for letter, name in (("A", "admission"), ("M", "exposure"), ("V", "allocation"))
             }
-        )
-    if set(config.operators) - set(WIRED_OPERATORS):
-        raise ValueError(
-            "TAEC's operator V (allocation) acts on pictures of earlier pages, which the VISOR episode does "
-            "not show again; switch it off and choose from A and M"
         )
     return config
 
@@ -196,10 +255,12 @@ def make_evidence_policy(
     question: Question,
     store: PageStore,
     slots: SlotSet | None = None,
+    captions: Captions | None = None,
 ) -> EvidencePolicy | None:
     """The evidence policy of one episode: None when the switch is "off" (the plain agent), else the layer.
 
-    `switch`: see `switched`. `slots`: needed when the config's slot extractor is a model.
+    `switch`: see `switched`. `slots`: needed when the config's slot extractor is a model. `captions`: of
+    `store`, for many episodes over one corpus.
     """
     active = switched(switch, config)
-    return None if active is None else TaecPolicy(active, question, store, slots)
+    return None if active is None else TaecPolicy(active, question, store, slots, captions)

@@ -104,6 +104,13 @@ def test_the_folder_of_another_corpus_or_retriever_is_not_overwritten(store, tmp
     assert open_index(tmp_path / "ix", tales).search("wolf", 1)
 
 
+def test_a_renamed_corpus_keeps_its_index(store, tmp_path):
+    build_index(store, tmp_path / "ix")
+    store.name = "old fables"
+    assert open_index(tmp_path / "ix", store).search("hen", 1)
+    assert build_index(store, tmp_path / "ix").corpus == "old fables"
+
+
 def test_two_builds_at_once_are_refused(store, tmp_path):
     with (
         build_lock(tmp_path / "ix"),

@@ -149,10 +149,14 @@ class TestSwitches:
         assert policy("on").name == "taec-AM"
         assert policy("a").name == "taec-A"
         assert policy("MA").name == "taec-AM"
+        assert policy("v").name == "taec-V"
+        assert policy("AMV").name == "taec-AMV"
+        assert switched("on", TaecConfig().for_dag()).operators == "AMV"
+        assert switched("on", TaecConfig(allocation={"enabled": False}).for_dag()).operators == "AM"
         assert policy("on", exposure={"enabled": False}).name == "taec-A"
         assert policy("M", admission={"alpha": 3.0}).config.admission.alpha == 3.0
 
-    @pytest.mark.parametrize("switch", ["", "yes", "AX", "V", "AMV"])
+    @pytest.mark.parametrize("switch", ["", "yes", "AX", "A M"])
     def test_other_words_are_refused(self, switch):
         with pytest.raises(ValueError, match="TAEC"):
             switched(switch)
