@@ -64,7 +64,9 @@ def index_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("corpus", metavar="CORPUS")
     parser.add_argument("--retriever", default="bm25", help="bm25 (default), dense or colqwen")
     _index_options(parser)
-    parser.add_argument("--batch-size", type=int, metavar="N", help="pages encoded at once (default: 8)")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="pages encoded at once (default: 8, colqwen 4)"
+    )
     parser.add_argument(
         "--faiss-factory",
         metavar="STRING",
