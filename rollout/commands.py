@@ -85,17 +85,49 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more run folders")
-    parser.add_argument("--format", choices=["text", "markdown", "json"], default="text")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="two or more run folders; the first is the baseline"
+    )
+    parser.add_argument(
+        "--format", choices=["text", "markdown", "json"], default="text", help="on the terminal"
+    )
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables there as well")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="these analyses, such as depth cost"
+    )
+    parser.add_argument("--brief", action="store_true", help="differences alone, no analyses on the terminal")
+    parser.add_argument(
+        "--reference", metavar="RUN", help="whose searches tell how hard a question is (default: a react run)"
+    )
+    parser.add_argument("--vanilla", metavar="RUN", help="(default: a vanilla run)")
+    parser.add_argument("--prices", metavar="FILE", help="YAML of prices per million tokens")
     parser.add_argument("--resamples", type=int, default=10_000, help="of the bootstrap (default: 10000)")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    from rollout.compare import compare_runs, render
+    from dataclasses import replace
+    from pathlib import Path
 
-    comparison = compare_runs(arguments.runs, arguments.resamples, arguments.seed)
-    print(render(comparison, arguments.format))
+    from rollout.analyses.prices import read_prices
+    from rollout.compare import render
+    from rollout.compare_folders import compare_runs
+
+    comparison = compare_runs(
+        arguments.runs,
+        arguments.resamples,
+        arguments.seed,
+        only=arguments.only,
+        reference=arguments.reference,
+        vanilla=arguments.vanilla,
+        prices=read_prices(arguments.prices) if arguments.prices else None,
+    )
+    shown = replace(comparison, analyses=[], lacking={}) if arguments.brief else comparison
+    print(render(shown, arguments.format))
+    for style, name in (("markdown", arguments.markdown), ("json", arguments.json)):
+        if name:
+            Path(name).write_text(render(comparison, style) + "\n", encoding="utf-8")
     return EXIT_OK
 
 

@@ -106,6 +106,7 @@ class OpenAIClient:
                 raise
             raise meaning from error
         choice = response.choices[0]
+        usage = getattr(response, "usage", None)
         return Completion(
             text=encodable(choice.message.content or ""),
             finish_reason=FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP,
@@ -114,6 +115,8 @@ class OpenAIClient:
             model=self.name,
             tool_calls=read_calls(choice.message.tool_calls or []),
             image_bytes=pictures.bytes,
+            prompt_tokens=usage.prompt_tokens if usage else None,
+            completion_tokens=usage.completion_tokens if usage else None,
         )
 
     def _connection(self):
