@@ -15,12 +15,14 @@ from visor.types import Message, TextPart, ToolCall, Trajectory, Turn
 def token_fields(trajectory: Trajectory) -> dict[str, Any]:
     """The token fields of a result row; see there. A call that was not counted leaves the count None."""
     turns = [turn for turn in trajectory.turns if not turn.by_system]
+    # Neutral text goes to the model and not into the recorded contexts.
+    added = trajectory.meta.get("intervention", {}).get("pressure_tokens", 0)
     return {
         "new_tokens": _total([_reply_tokens(turn) for turn in turns]),
         "prompt_tokens": _total([_prompt_tokens(turn) for turn in turns]),
         "image_tokens": _total([_image_tokens(turn) for turn in turns]),
         "estimated_tokens": {
-            "prompt_text": sum(estimate_tokens(_text(turn.context)) for turn in turns),
+            "prompt_text": sum(estimate_tokens(_text(turn.context)) + added for turn in turns),
             "images": sum(_largest_image_tokens(turn) for turn in turns),
             "reply": sum(_estimated_reply(turn) for turn in turns),
         }

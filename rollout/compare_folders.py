@@ -100,6 +100,8 @@ def _made_with(manifest: RunManifest) -> dict:
         "retriever": manifest.index.get("retriever") or "",
         "fingerprint": manifest.index.get("retriever_fingerprint") or "",
         "judge": manifest.judge,
+        "pressure_tokens": manifest.intervention.get("pressure_tokens", 0),
+        "frozen": manifest.intervention.get("frozen", {}).get("searches", ""),
         "settings": manifest.episode,
     }
 

@@ -178,6 +178,8 @@ def replay_run(
         | paths
     )
     store = Corpus.open(config.corpus)
+    # The candidates of frozen retrieval follow from another run, and no index gives them.
+    recorded = recorded or "frozen" in manifest.intervention
     retriever = None if recorded else open_index(config.index_path, store, config.retriever)
     layer = layer_config(config)
     if layer is not None and layer.slot_extractor == "model":

@@ -171,13 +171,14 @@ def first_retrieved(trajectory: Trajectory) -> list[str]:
 
 
 def completed_searches(trajectory: Trajectory) -> int:
-    """Searches that the retriever answered: it found pages, or at least took its time."""
-    return sum(
-        isinstance(turn.action, Search)
-        and turn.observation is not None
-        and bool(turn.candidates or turn.retrieval_seconds)
-        for turn in trajectory.turns
-    )
+    return sum(map(answered_by_retriever, trajectory.turns))
+
+
+def answered_by_retriever(turn: Turn) -> bool:
+    """Whether it is a search that the retriever answered: it found pages, or at least took its time. A query
+    that got a notice only, as ReAct's repeated ones, is none."""
+    searched = isinstance(turn.action, Search) and turn.observation is not None
+    return searched and bool(turn.candidates or turn.retrieval_seconds)
 
 
 def _admitted(turn: Turn) -> str | None:
