@@ -10,7 +10,7 @@ from visor.types import Completion
 
 
 def test_compare_of_every_system(world, tmp_path, client, capsys):
-    """ReAct first, so that it is baseline and reference; TAEC's slots come from a model, one call a question."""
+    """ReAct first: baseline and reference. TAEC's slots come from a model, one call a question."""
 
     def reply_of(system):
         def reply(request):

@@ -20,6 +20,7 @@ from visor.models.smart_resize import FACTOR
 from visor.types import Completion, FinishReason, ImageRef
 
 if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion
     from PIL.Image import Image
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -106,7 +107,6 @@ class OpenAIClient:
                 raise
             raise meaning from error
         choice = response.choices[0]
-        usage = getattr(response, "usage", None)
         return Completion(
             text=encodable(choice.message.content or ""),
             finish_reason=FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP,
@@ -115,8 +115,8 @@ class OpenAIClient:
             model=self.name,
             tool_calls=read_calls(choice.message.tool_calls or []),
             image_bytes=pictures.bytes,
-            prompt_tokens=usage.prompt_tokens if usage else None,
-            completion_tokens=usage.completion_tokens if usage else None,
+            prompt_tokens=_counted(response, "prompt_tokens"),
+            completion_tokens=_counted(response, "completion_tokens"),
         )
 
     def _connection(self):
@@ -144,6 +144,12 @@ class OpenAIClient:
         buffer = io.BytesIO()
         resize_image(image, size).save(buffer, format="JPEG", quality=self._jpeg_quality)
         return buffer.getvalue()
+
+
+def _counted(response: ChatCompletion, what: str) -> int | None:
+    """A count of the reply's usage; None where the endpoint gives none, or no number."""
+    count = getattr(getattr(response, "usage", None), what, None)
+    return count if isinstance(count, int) and count >= 0 else None
 
 
 def _scaled(side: int, scale: float) -> int:
