@@ -20,6 +20,7 @@ from visor.models.smart_resize import FACTOR
 from visor.types import Completion, FinishReason, ImageRef
 
 if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion
     from PIL.Image import Image
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -114,6 +115,8 @@ class OpenAIClient:
             model=self.name,
             tool_calls=read_calls(choice.message.tool_calls or []),
             image_bytes=pictures.bytes,
+            prompt_tokens=_counted(response, "prompt_tokens"),
+            completion_tokens=_counted(response, "completion_tokens"),
         )
 
     def _connection(self):
@@ -141,6 +144,12 @@ class OpenAIClient:
         buffer = io.BytesIO()
         resize_image(image, size).save(buffer, format="JPEG", quality=self._jpeg_quality)
         return buffer.getvalue()
+
+
+def _counted(response: ChatCompletion, what: str) -> int | None:
+    """A count of the reply's usage; None where the endpoint gives none, or no number."""
+    count = getattr(getattr(response, "usage", None), what, None)
+    return count if isinstance(count, int) and count >= 0 else None
 
 
 def _scaled(side: int, scale: float) -> int:
