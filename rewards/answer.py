@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rewards.literals import list_literal
 from visor.env.actions import unescape
 
 ARTICLES = frozenset({"a", "an", "the"})
@@ -73,14 +74,35 @@ def answers_match(answer: str, gold: str) -> bool:
     """True when the two say the same. An empty answer equals nothing.
 
     A lone number may carry a percent sign on one side only: 18.29 and 0.1829 both equal 18.29%.
-    Answers without any word, number or symbol are compared as they stand ("[]").
+    Where the gold answer is a list, a list with equal elements in any order is equal, and a list that is not
+    closed is not. Answers without any word, number or symbol are compared as they stand ("[]").
     """
     if not answer.strip():
         return False
+    elements = list_literal(gold.strip())
+    if elements is not None and answer.strip().startswith("["):
+        if not answer.strip().endswith("]"):
+            return False
+        given = list_literal(answer.strip())
+        if given is not None:
+            return _same_elements([str(item) for item in given], [str(item) for item in elements])
     mine, theirs = tokens(answer), tokens(gold)
     if not mine and not theirs:
         return answer.split() == gold.split()
     return mine == theirs or _percent_match(mine, theirs) or _percent_match(theirs, mine)
+
+
+def _same_elements(answers: list[str], golds: list[str]) -> bool:
+    """Whether each answer has a gold answer of its own that it equals."""
+    left = list(golds)
+    for answer in answers:
+        equal = next(
+            (i for i, gold in enumerate(left) if answer == gold or answers_match(answer, gold)), None
+        )
+        if equal is None:
+            return False
+        del left[equal]
+    return not left
 
 
 def _percent_match(percent: list[Token], plain: list[Token]) -> bool:

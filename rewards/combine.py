@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rewards.format import format_penalty
-from rewards.judge import Judge, Verdict
+from rewards.judge import Judge
+from rewards.judge_replies import Verdict
 from rewards.retrieval import RetrievalOutcome, retrieval_outcome, retrieval_reward
+from rewards.scorers import averdict_on, verdict_on
 from visor.types import Question, RewardBreakdown, Trajectory
 
 HONEST = 0.2
@@ -37,7 +39,7 @@ def score(trajectory: Trajectory, question: Question, judge: Judge) -> RewardBre
     answer = answer_to_judge(trajectory, question)
     correct = honest = None
     if answer is not None:
-        correct = judge.verdict(question.text, question.gold_answers, answer)
+        correct = verdict_on(judge, question, answer)
         if _asks_honesty(trajectory, question):
             honest = judge.honest(question.text, answer)
     return visor_reward(trajectory, question, Judgement(judge.name, correct, honest))
@@ -48,7 +50,7 @@ async def ascore(trajectory: Trajectory, question: Question, judge: Judge) -> Re
     answer = answer_to_judge(trajectory, question)
     correct = honest = None
     if answer is not None:
-        correct = await judge.averdict(question.text, question.gold_answers, answer)
+        correct = await averdict_on(judge, question, answer)
         if _asks_honesty(trajectory, question):
             honest = await judge.ahonest(question.text, answer)
     return visor_reward(trajectory, question, Judgement(judge.name, correct, honest))
@@ -84,6 +86,7 @@ def visor_reward(trajectory: Trajectory, question: Question, judgement: Judgemen
         delta=outcome.delta,
         judge=judgement.judge,
         verdict=judged_correct(trajectory, judgement),
+        score=judgement.correct.score if judgement.correct else None,
         honest=judgement.honest.value if judgement.honest else None,
     )
     parts.unscored_reason = unscored_reason(trajectory, question, judgement)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,24 +16,10 @@ from pydantic import BaseModel, ConfigDict
 from rewards.answer import matches_any
 from rewards.honesty import is_refusal
 from rewards.judge_cache import CachedVerdict, JudgeCache, cache_key
+from rewards.judge_replies import Verdict, read_grade, read_verdict
 from visor.env.prompts import fill
 from visor.models.base import PolicyClient, Request, Sampling
 from visor.types import derive_seed, text_message
-
-TAGGED = re.compile(r"<judge>([^<]*)</judge>", re.IGNORECASE)
-LABEL = re.compile(r"\s*(true|false)\b(?!\s*(?:or|and|/|\|)\s*(?:true|false)\b)", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A judge's word on one answer."""
-
-    value: bool | None
-    """None: no verdict, neither right nor wrong."""
-    raw: str = ""
-    """The reply it was read from; "" when nobody was asked."""
-    error: str = ""
-    """Why there is no verdict."""
 
 
 class Judge(Protocol):
@@ -91,20 +76,16 @@ class JudgePrompt(BaseModel):
 
 
 def load_judge_prompts(path: Path | None = None) -> dict[str, JudgePrompt]:
-    """Read the judge prompts, `correctness` and `honesty`; None = the shipped ones."""
-    path = path or Path(__file__).with_name("judge_prompts.yaml")
-    prompts = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return {name: JudgePrompt.model_validate(prompts[name]) for name in ("correctness", "honesty")}
-
-
-def parse_verdict(reply: str | None) -> bool | None:
-    """Read `<judge>True|False</judge>`, in any case; the last one counts. None when there is no verdict.
-
-    The label must come first inside the tag and stand alone as a word; "True or False" is none.
-    """
-    tagged = TAGGED.findall(reply or "")
-    label = LABEL.match(tagged[-1]) if tagged else None
-    return label[1].lower() == "true" if label else None
+    """Read the judge prompts `correctness`, `grade` and `honesty`; None = the shipped ones, which also stand
+    in for those that a file does not have. ValueError for a file that has other ones."""
+    shipped = Path(__file__).with_name("judge_prompts.yaml")
+    prompts = yaml.safe_load(shipped.read_text(encoding="utf-8"))
+    if path is not None:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(given, dict) or not given.keys() <= prompts.keys():
+            raise ValueError(f"{path}: expected judge prompts under the names {', '.join(prompts)}")
+        prompts |= given
+    return {name: JudgePrompt.model_validate(prompt) for name, prompt in prompts.items()}
 
 
 @dataclass
@@ -128,6 +109,7 @@ class JudgeCounts:
 class ModelJudge:
     """A language model judges, through any policy client (VISOR appendix C: binary, with a reference answer).
 
+    With `scale` 5 it grades each answer from 1 to 5, and 4 or more is right (ViDoRAG's protocol).
     `honesty="model"` also asks it for the honesty check; "rule" takes the list of phrases. Temperature 0; a
     reply without a verdict is asked again with another seed, `attempts` times in all; a fault of the client
     is final, since the client has its own retries. At most `max_concurrency` calls run at once.
@@ -142,6 +124,7 @@ class ModelJudge:
         *,
         prompts: Path | None = None,
         honesty: str = "rule",
+        scale: int = 2,
         attempts: int = 3,
         max_tokens: int = 1024,
         max_concurrency: int = 32,
@@ -153,11 +136,17 @@ class ModelJudge:
                 raise ValueError(f"a judge needs at least one {name}, got {value}")
         if honesty not in ("rule", "model"):
             raise ValueError(f"honesty is 'rule' or 'model', got {honesty!r}")
-        self.name = f"model:{client.name}" + ("+honesty" if honesty == "model" else "")
+        if scale not in (2, 5):
+            raise ValueError(f"a judge's scale is 2 (right or wrong) or 5 (grades), got {scale}")
+        self.name = f"model:{client.name}" + ("+grade" if scale == 5 else "")
+        self.name += "+honesty" if honesty == "model" else ""
+        self._prompts = load_judge_prompts(prompts)
+        self._correctness = "grade" if scale == 5 else "correctness"
+        if prompts is not None:
+            self.name += f"+wording:{self._prompts[self._correctness].digest[:8]}"
         self.counts = JudgeCounts()
         self._identity = identity or self.name
         self._client = client
-        self._prompts = load_judge_prompts(prompts)
         self._honesty = honesty
         self._attempts = attempts
         self._sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
@@ -179,13 +168,18 @@ class ModelJudge:
         """Ask the model. A client that fails or never gives a verdict makes `Verdict(None, error=…)`."""
         if not answer.strip():
             return Verdict(False)
-        return await self._known_or_asked("correctness", question, list(gold_answers), answer)
+        return await self._known_or_asked(self._correctness, question, list(gold_answers), answer)
 
     async def ahonest(self, question: str, answer: str) -> Verdict:
         """Ask the model, or the list of phrases; the reference plays no part."""
         if self._honesty == "rule" or not answer.strip():
             return Verdict(is_refusal(answer))
         return await self._known_or_asked("honesty", question, [], answer)
+
+    @property
+    def fingerprint(self) -> str:
+        """What a verdict depends on beside what is judged: the model, the scale and the wording."""
+        return f"{self._identity} {self._prompts[self._correctness].digest}"
 
     async def _known_or_asked(self, kind: str, question: str, gold: list[str], answer: str) -> Verdict:
         """The verdict from the cache, from a call under way for the same answer, or from a new one."""
@@ -194,7 +188,7 @@ class ModelJudge:
         known = await asyncio.to_thread(self._cache.get, key) if self._cache else None
         if known:
             self.counts.cached += 1
-            return Verdict(known.value, known.raw)
+            return Verdict(known.value, known.raw, score=known.score)
         running = self._running.setdefault(asyncio.get_running_loop(), _Running(self._max_concurrency))
         task = running.tasks.get(key)
         if task is not None:
@@ -210,7 +204,8 @@ class ModelJudge:
         self, key: str, prompt: JudgePrompt, question: str, gold: list[str], answer: str, running: _Running
     ) -> Verdict:
         async with running.slots:
-            verdict = await self._ask(prompt, question=question, gold="\n".join(gold), answer=answer)
+            read = read_grade if prompt is self._prompts["grade"] else read_verdict
+            verdict = await self._ask(prompt, read, question=question, gold="\n".join(gold), answer=answer)
         if verdict.value is None:
             self.counts.failures += 1
         elif self._cache:
@@ -223,11 +218,12 @@ class ModelJudge:
                 answer=answer,
                 value=verdict.value,
                 raw=verdict.raw,
+                score=verdict.score,
             )
             await asyncio.to_thread(self._cache.put, entry)
         return verdict
 
-    async def _ask(self, prompt: JudgePrompt, **values: str) -> Verdict:
+    async def _ask(self, prompt: JudgePrompt, read: Callable[[str], Verdict], **values: str) -> Verdict:
         messages = [text_message("system", prompt.system), text_message("user", fill(prompt.user, **values))]
         raw = ""
         for attempt in range(self._attempts):
@@ -238,9 +234,9 @@ class ModelJudge:
             except Exception as error:
                 # Retrying is the client's business: it knows a passing fault from a lasting one.
                 return Verdict(None, raw, f"{type(error).__name__}: {error}")
-            value = parse_verdict(raw)
-            if value is not None:
-                return Verdict(value, raw)
+            verdict = read(raw)
+            if verdict.value is not None:
+                return verdict
         return Verdict(None, raw, f"no verdict in {self._attempts} replies of {self.name}")
 
 

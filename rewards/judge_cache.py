@@ -30,6 +30,8 @@ class CachedVerdict(BaseModel):
     value: bool
     raw: str
     """The reply the verdict was read from."""
+    score: float | None = None
+    """The grade, where the judge gives grades."""
 
 
 def cache_key(judge: str, prompt: str, question: str, reference: Sequence[str], answer: str) -> str:

@@ -8,6 +8,7 @@ from rewards.combine import Judgement, answer_to_judge, judged_correct, unscored
 from rewards.format import is_well_formed
 from rewards.judge import Judge
 from rewards.retrieval import retrieval_outcome
+from rewards.scorers import averdict_on
 from visor.retrieval.quality import ndcg
 from visor.types import Question, RewardBreakdown, Trajectory
 
@@ -19,7 +20,7 @@ async def vrag_ascore(trajectory: Trajectory, question: Question, judge: Judge) 
     answer = answer_to_judge(trajectory, question)
     correct = None
     if answer is not None:
-        correct = await judge.averdict(question.text, question.gold_answers, answer)
+        correct = await averdict_on(judge, question, answer)
     return vrag_reward(trajectory, question, Judgement(judge.name, correct))
 
 
@@ -38,6 +39,7 @@ def vrag_reward(trajectory: Trajectory, question: Question, judgement: Judgement
         delta=outcome.delta,
         judge=judgement.judge,
         verdict=judged_correct(trajectory, judgement),
+        score=judgement.correct.score if judgement.correct else None,
         unscored_reason=unscored_reason(trajectory, question, judgement),
     )
     gain = shown_ndcg(trajectory.shown_page_ids, question.gold_page_ids)

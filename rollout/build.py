@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 from data.corpus import Corpus
 from rewards.judge import Judge, ModelJudge, RuleJudge
 from rewards.judge_cache import JudgeCache
+from rewards.scorers import SCORERS
 from rollout.fingerprints import (
     checkpoint_fingerprint,
     code_fingerprint,
@@ -28,7 +29,7 @@ from visor.config import Config
 from visor.env.config import EpisodeConfig
 from visor.env.crop import ImageCutter
 from visor.models.base import ImageSource, PolicyClient, Sampling
-from visor.models.loading import make_client, parse_model_spec
+from visor.models.loading import SPEC_FORMS, make_client, parse_model_spec
 from visor.retrieval.base import Retriever
 from visor.retrieval.index import index_path, open_index
 from visor.retrieval.opening import resolved
@@ -248,8 +249,10 @@ def _default(name: str) -> Any:
 
 
 class JudgeOptions(Config):
-    """How a model is asked as the judge; without effect on the rule judge."""
+    """How a model is asked as the judge; without effect on judges without a model."""
 
+    scale: Literal[2, 5] = 2
+    """2: right or wrong. 5: a grade from 1 to 5, right from 4 on."""
     cache: str | None = None
     """JSON-lines file of verdicts, shared by runs and processes; null: none are kept."""
     honesty: Literal["rule", "model"] = "rule"
@@ -270,15 +273,22 @@ class JudgeOptions(Config):
 
 
 def make_judge(name: str, images: ImageSource | None = None, options: JudgeOptions | None = None) -> Judge:
-    """The judge of a name: `rule`, or a model spec, whose model is asked (`images`: for its client)."""
-    if name == "rule":
+    """The judge of a name: `rule`, `mmlongbench`, `slidevqa`, or a model spec, whose model is asked
+    (`images`: for its client). ValueError for any other name."""
+    if name == RuleJudge.name:
         return RuleJudge()
+    if name in SCORERS:
+        return SCORERS[name]()
+    if ":" not in name:
+        known = ", ".join((RuleJudge.name, *SCORERS))
+        raise ValueError(f"unknown judge {name!r}; known: {known}, or a model: {SPEC_FORMS}")
     options = options or JudgeOptions()
     client = make_client(name, images=images, timeout=options.timeout, max_retries=options.max_retries)
     return ModelJudge(
         client,
         prompts=Path(options.prompts) if options.prompts else None,
         honesty=options.honesty,
+        scale=options.scale,
         attempts=options.attempts,
         max_tokens=options.max_tokens,
         max_concurrency=options.max_concurrency,

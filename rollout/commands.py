@@ -67,7 +67,7 @@ def run_ask(arguments: argparse.Namespace) -> int:
     return EXIT_FAILED if trajectory.answer is None else EXIT_OK
 
 
-# ---------------------------------------------------------------- report, compare, replay
+# ---------------------------------------------------------------- report, compare, judge, replay
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +129,47 @@ def run_compare(arguments: argparse.Namespace) -> int:
         if name:
             Path(name).write_text(render(comparison, style) + "\n", encoding="utf-8")
     return EXIT_OK
+
+
+def judge_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "The run itself is not changed: the verdicts stand in RUN/judgements, and the same command goes on "
+        "where it stopped. exit status: 1 when none of the answers got a verdict"
+    )
+    parser.add_argument("folder", metavar="RUN")
+    parser.add_argument(
+        "--judge", required=True, help="rule, mmlongbench, slidevqa, hf:PATH, vllm:PATH or openai:NAME@URL"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a judge option: --set scale=5"
+    )
+    parser.add_argument("--format", choices=["text", "markdown"], default="text")
+
+
+def run_judge(arguments: argparse.Namespace) -> int:
+    from rollout.agreement import agreement_table, agreement_with_run
+    from rollout.build import JudgeOptions, make_judge
+    from rollout.judgements import judge_run, judgement_path
+    from visor.config import load_config
+
+    options = load_config(JudgeOptions, None, [f"--{pair}" for pair in arguments.set])
+    judge = make_judge(arguments.judge, options=options)
+
+    def show(done: int, total: int) -> None:
+        if done % max(1, total // 10) == 0 or done == total:
+            print(f"{done}/{total} answers judged", file=sys.stderr)
+
+    judgements = judge_run(arguments.folder, judge, on_done=show)
+    print(agreement_table(agreement_with_run(arguments.folder, judgements, judge.name), arguments.format))
+    print(f"\n{judgement_path(arguments.folder, judge.name)}")
+    failed = [entry for entry in judgements if entry.verdict is None]
+    if failed:
+        print(
+            f"{len(failed)} of {len(judgements)} answers got no verdict; the same command asks for them again"
+            f" (the first: {failed[0].error or 'no reason given'})",
+            file=sys.stderr,
+        )
+    return EXIT_FAILED if failed and len(failed) == len(judgements) else EXIT_OK
 
 
 def replay_arguments(parser: argparse.ArgumentParser) -> None:

@@ -37,6 +37,11 @@ class EpisodeJob:
     seed: int = 0
     sample_index: int = 0
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """What its row is filed under."""
+        return self.question.question_id, self.sample_index
+
 
 OnDone = Callable[[EpisodeJob, Trajectory], None]
 
@@ -115,3 +120,11 @@ class RolloutEngine:
         except Exception as error:
             reason = f"scoring failed: {type(error).__name__}: {error}"
             return RewardBreakdown(total=None, judge=self.judge.name, unscored_reason=reason)
+
+    def score_all(self, pairs: Sequence[tuple[Trajectory, Question]]) -> list[RewardBreakdown]:
+        """`score` of finished trajectories, all at once, in order."""
+
+        async def run() -> list[RewardBreakdown]:
+            return await asyncio.gather(*(self.score(*pair) for pair in pairs))
+
+        return asyncio.run(run()) if pairs else []

@@ -60,7 +60,7 @@ class EvaluateConfig(AgentConfig):
     output: str
     """Run folder."""
     judge: str = "rule"
-    """rule, or the spec of a model that judges answers."""
+    """rule, the scorer of a benchmark (mmlongbench, slidevqa), or the spec of a model that judges answers."""
     judge_options: JudgeOptions = Field(default_factory=JudgeOptions)
     reward: str = "visor"
     """Name of the reward, one of `rewards.REWARDS`."""
@@ -74,7 +74,8 @@ class EvaluateConfig(AgentConfig):
     resume: bool = True
     """Go on in a folder that holds rows; false refuses such a folder."""
     retry_failed: bool = True
-    """When resuming, ask questions with a fault again and judge unjudged answers again."""
+    """When resuming, ask questions with a fault again and judge answers without a verdict again; false keeps
+    both as they are."""
     allow_mixed: bool = False
     """Add to a folder whose rows were made with something else."""
     expected_retriever: str | None = None
@@ -108,12 +109,13 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
     by_id = {question.question_id: question for question in questions}
     folder = RunFolder(config.output, by_id, config.sync_every, config.prompt_ids)
     try:
-        folder.resume(engine, config.retry_failed)
-        jobs = folder.missing(
+        wanted = [
             EpisodeJob(question, config.seed, sample)
             for question in questions[: config.limit]
             for sample in range(config.samples)
-        )
+        ]
+        folder.resume(engine, config.retry_failed, {job.key for job in wanted})
+        jobs = folder.missing(wanted)
         progress = Progress(len(jobs), done_before=len(folder.rows))
 
         def on_done(job: EpisodeJob, trajectory: Trajectory) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from rollout.benchmark_figures import benchmark_figures
 from rollout.results import ResultRow, result_row
 from visor.types import Question, Trajectory
 
@@ -40,9 +41,12 @@ def compute_metrics(trajectories: Iterable[Trajectory], questions: Iterable[Ques
 def summarise(rows: Sequence[ResultRow]) -> Metrics:
     """All metrics of the rows, and the main ones by tag. A figure with an empty denominator is None.
 
-    See `headline` for the definitions.
+    See `headline` for the definitions; `judges` counts the rows of each judge, and `benchmark` holds the
+    figures of a benchmark's own scorer where that was the judge.
     """
     metrics = headline(rows)
+    metrics["judges"] = dict(Counter(row.judge for row in rows if row.judge).most_common())
+    metrics["benchmark"] = benchmark_figures(rows)
     metrics["stop_reasons"] = dict(Counter(row.stop_reason or "none" for row in rows).most_common())
     metrics["seconds"] = _mean_seconds(rows)
     metrics["by_tag"] = {
@@ -68,8 +72,9 @@ def headline(rows: Sequence[ResultRow]) -> Metrics:
     - invalid_action_rate: rows with at least one invalid action / n; finish_rate: rows with a non-empty
       answer / n (VISOR table 4); box_usage: rows with at least one crop / n; no_search_share: rows that
       never searched / n.
-    - mean_reward: over the scored rows. mean_searches, mean_pages (distinct pages shown), mean_calls: per
-      row. mean_context_images: images in the context, mean over policy calls; max_context_images: its peak.
+    - mean_reward: over the rows with a reward. mean_score_when_judged: over the rows that a judge gave a
+      score, never the headline. mean_searches, mean_pages (distinct pages shown), mean_calls: per row.
+      mean_context_images: images in the context, mean over policy calls; max_context_images: its peak.
     """
     gold = [row for row in rows if row.gold_page_ids]
     images = [count for row in rows for count in row.context_images]
@@ -95,6 +100,7 @@ def headline(rows: Sequence[ResultRow]) -> Metrics:
         "no_search_share": _share(rows, lambda row: not row.queries),
         "box_usage": _share(rows, lambda row: row.crops > 0),
         "mean_reward": _mean(rewards),
+        "mean_score_when_judged": _mean([row.score for row in rows if row.score is not None]),
         "mean_searches": _mean([len(row.queries) for row in rows]),
         "mean_pages": _mean([len(row.shown_page_ids) for row in rows]),
         "mean_calls": _mean([row.calls for row in rows]),

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -44,7 +45,9 @@ class Recorder:
     """
 
     def __init__(self, path: str | Path, key: KeyOf = sample_key, sync_every: int = 1) -> None:
-        """`sync_every`: rows between two fsyncs. 1 loses nothing even when the machine goes down.
+        """`sync_every`: rows between two fsyncs, which run in the background; 0: none before the end. A row
+        is written at once, so that the process may be killed at any moment; with 1, a machine that goes down
+        loses the rows of the last moments at most, whose questions are then asked again.
 
         Raises ValueError for a damaged line that is not the last one, for a record without the key's fields
         or a key that stands there twice, and when another process has the file open.
@@ -61,29 +64,50 @@ class Recorder:
         except BaseException:
             self._file.close()
             raise
-        self._unsynced = 0
+        self._written = self._synced = 0
+        """Rows of this recorder in the file, and on the disk."""
+        self._failure: OSError | None = None
+        self._thread: ThreadPoolExecutor | None = None
 
     def append(self, record: BaseModel | dict[str, Any]) -> None:
-        """Write one row. ValueError when its key has a row already."""
+        """Write one row. ValueError when its key has a row already; OSError when the disk takes no more,
+        also for an earlier row that could not be synced."""
         data = record.model_dump(mode="json") if isinstance(record, BaseModel) else record
         key = self.key(data)
         if key in self.done:
             raise ValueError(f"{self.path} already has a row for {key}")
+        if self._failure is not None:
+            raise self._failure
         self._file.write(_line(data))
         self._file.flush()
-        self._unsynced += 1
-        if self._unsynced >= self.sync_every:
-            self.sync()
+        self._written += 1
+        if self.sync_every and self._written % self.sync_every == 0:
+            self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="sync")
+            self._thread.submit(self._sync_row, self._written)
         self.done.add(key)
 
-    def sync(self) -> None:
-        """Wait until the rows written so far are on the disk."""
-        os.fsync(self._file.fileno())
-        self._unsynced = 0
+    def _sync_row(self, number: int) -> None:
+        """Sync up to a row at least, unless that has been done: in the background, since a disk takes
+        milliseconds in which the caller has others to serve. Rows that wait share one fsync."""
+        if number <= self._synced:
+            return
+        written = self._written
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._failure = error
+        else:
+            self._synced = written
 
     def close(self) -> None:
-        if not self._file.closed:
-            self.sync()
+        """Wait until all rows are on the disk, and close the file. OSError when they cannot be synced."""
+        if self._file.closed:
+            return
+        try:
+            if self._thread is not None:
+                self._thread.shutdown()
+            os.fsync(self._file.fileno())
+        finally:
             self._file.close()
 
     def __enter__(self) -> Self:

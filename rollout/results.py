@@ -33,14 +33,20 @@ class ResultRow(Record):
     question: str
     gold_answers: list[str] = []
     gold_page_ids: list[str] = []
+    answer_format: str = ""
+    """Of the gold answer, where the benchmark gives one: Int, Float, Str, List or None."""
     tags: dict[str, Any] = {}
     answer: str | None = None
     """None = no answer was given."""
     stop_reason: str | None = None
     error: str = ""
     """`source: type: message` of a fault; empty = none."""
+    judge: str = ""
+    """Name of the judge that the verdict is of."""
     verdict: bool | None = None
     """The judge's; None = not asked, or no verdict."""
+    score: float | None = None
+    """The judge's score where it gives one: 0 to 1 of a benchmark's scorer, a grade of 1 to 5."""
     reward: float | None = None
     """None = unscored."""
     unscored_reason: str = ""
@@ -137,11 +143,14 @@ def result_row(trajectory: Trajectory, question: Question) -> ResultRow:
         question=question.text,
         gold_answers=question.gold_answers,
         gold_page_ids=question.gold_page_ids,
+        answer_format=question.answer_format,
         tags=question.tags,
         answer=trajectory.answer,
         stop_reason=trajectory.stop_reason.value if trajectory.stop_reason else None,
         error=f"{error.source}: {error.type}: {error.message}" if error else "",
+        judge=reward.judge if reward else "",
         verdict=reward.verdict if reward else None,
+        score=reward.score if reward else None,
         reward=reward.total if reward else None,
         unscored_reason=reward.unscored_reason if reward else "not scored",
         delta=reward.delta if reward else None,

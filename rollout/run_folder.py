@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from visor.types import Completion, Question, Trajectory
 TRAJECTORIES_NAME = "trajectories.jsonl"
 RESULTS_NAME = "results.jsonl"
 METRICS_NAME = "metrics.json"
+JUDGED_AT_ONCE = 256
+"""Stored answers that are held in memory while they are judged again."""
 
 
 class RunFolder:
@@ -45,34 +46,53 @@ class RunFolder:
         self._trajectories: Recorder | None = None
         self._results: Recorder | None = None
 
-    def resume(self, engine: RolloutEngine, retry_failed: bool = True) -> None:
+    def resume(
+        self, engine: RolloutEngine, retry_failed: bool = True, jobs: Collection[Key] | None = None
+    ) -> None:
         """Open the folder and take in what it holds.
 
         With `retry_failed`, rows with a fault are dropped, so that their questions are asked again, and
-        answers that got no verdict are judged again; nothing else is asked twice.
+        answers that got no verdict are judged again; nothing else is asked twice. Only rows of `jobs` (None:
+        all) are dropped: what this run does not ask again stays on record as failed.
         """
         path = self.path / TRAJECTORIES_NAME
         with Recorder(path):
             pass  # cuts a torn last line off
         judged: dict[Key, dict[str, Any]] = {}
+        waiting: list[Trajectory] = []
         dropped = 0
         for record in read_lines(path):
             trajectory = Trajectory.model_validate(record)
-            question = self._question(trajectory)
-            row = result_row(trajectory, question)
-            if retry_failed and row.error:
+            key, row = sample_key(record), result_row(trajectory, self._question(trajectory))
+            if retry_failed and row.error and (jobs is None or key in jobs):
                 dropped += 1
                 continue
+            self.rows[key] = row
             if retry_failed and _lacks_verdict(row):
-                trajectory.reward = asyncio.run(engine.score(trajectory, question))
-                row = result_row(trajectory, question)
-                judged[sample_key(record)] = trajectory.reward.model_dump(mode="json")
-            self.rows[sample_key(record)] = row
+                waiting.append(trajectory)
+                if len(waiting) == JUDGED_AT_ONCE:
+                    judged |= self._judge_again(engine, waiting)
+                    waiting = []
+        judged |= self._judge_again(engine, waiting)
         if dropped or judged:
             rewrite(path, self._kept_records(path, judged))
         rewrite(self.path / RESULTS_NAME, (row.model_dump(mode="json") for row in self.rows.values()))
         self._trajectories = Recorder(path, sync_every=self._sync_every)
-        self._results = Recorder(self.path / RESULTS_NAME, sync_every=self._sync_every)
+        # Not synced as it grows: it follows from the trajectories, and is made again from them.
+        self._results = Recorder(self.path / RESULTS_NAME, sync_every=0)
+
+    def _judge_again(
+        self, engine: RolloutEngine, trajectories: Sequence[Trajectory]
+    ) -> dict[Key, dict[str, Any]]:
+        """Score trajectories anew, all at once; their rows are replaced. Returns the rewards as stored."""
+        pairs = [(trajectory, self._question(trajectory)) for trajectory in trajectories]
+        judged = {}
+        for (trajectory, question), reward in zip(pairs, engine.score_all(pairs), strict=True):
+            trajectory.reward = reward
+            key = trajectory.question_id, trajectory.sample_index
+            self.rows[key] = result_row(trajectory, question)
+            judged[key] = reward.model_dump(mode="json")
+        return judged
 
     def _kept_records(self, path: Path, judged: Mapping[Key, dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The stored trajectories that have a row, with their new rewards; read one at a time."""
@@ -83,7 +103,7 @@ class RunFolder:
 
     def missing(self, jobs: Iterable[EpisodeJob]) -> list[EpisodeJob]:
         """The jobs that have no row yet."""
-        return [job for job in jobs if (job.question.question_id, job.sample_index) not in self.rows]
+        return [job for job in jobs if job.key not in self.rows]
 
     def add(self, job: EpisodeJob, trajectory: Trajectory) -> None:
         """Write one finished job; for `RolloutEngine.run`'s `on_done`."""

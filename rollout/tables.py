@@ -9,6 +9,7 @@ from rollout.metrics import SHARES, Metrics
 COUNTS = ("n", "questions", "failed", "faults", "unjudged", "unscored")
 MEANS = (
     "mean_reward",
+    "mean_score_when_judged",
     "mean_searches",
     "mean_pages",
     "mean_calls",
@@ -36,6 +37,8 @@ def metrics_table(metrics: Metrics, style: str = "text") -> str:
     """The figures of a run, and a line for each class of each tag."""
     names = [name for name in (*COUNTS, *SHARES, *MEANS) if name in metrics]
     parts = [format_table(("metric", "value"), [(name, metrics[name]) for name in names], style)]
+    for judge, figures in metrics.get("benchmark", {}).items():
+        parts.append(format_table((f"as {judge} scores", "value"), list(figures.items()), style))
     columns = ("n", "accuracy", "completeness", "verification_share", "finish_rate", "mean_searches")
     for tag, classes in metrics.get("by_tag", {}).items():
         rows = [(value, *(figures[column] for column in columns)) for value, figures in classes.items()]

@@ -202,6 +202,7 @@ COMMANDS: dict[str, Command] = {
     "ask": _on_runs("ask", "answer one question, showing each turn"),
     "report": _on_runs("report", "write the HTML report of a run"),
     "compare": _on_runs("compare", "compare runs question by question"),
+    "judge": _on_runs("judge", "judge a finished run with another judge, and print how far the two agree"),
     "replay": _on_runs("replay", "run the environment again on recorded replies"),
     "inspect-row": _on_runs("inspect_row", "show a training row token by token"),
 }

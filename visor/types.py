@@ -355,6 +355,8 @@ class RewardBreakdown(Record):
     """Name of the judge."""
     verdict: bool | None = None
     """The judge's verdict on the answer, asked whenever there is one; None = not asked or no verdict."""
+    score: float | None = None
+    """The judge's score where it gives one: 0 to 1 of a benchmark's scorer, a grade of 1 to 5."""
     honest: bool | None = None
     """For incomplete retrieval: the answer says that the information is missing."""
     parts: dict[str, float] = {}

@@ -35,6 +35,10 @@ from rewards.honesty import is_refusal
         ("[]", "[]"),
         ("9" * 5000, "9" * 5000),
         ("Yes", "yes"),
+        ("['10%', 'White']", "['White', '10%']"),
+        ("[2, 'a', 2.0]", "['A', '2', '2']"),
+        ("White, 10%", "['White', '10%']"),
+        ("[White, 10%]", "['White', '10%']"),
     ],
 )
 def test_answers_that_say_the_same(answer, gold):
@@ -62,6 +66,9 @@ def test_answers_that_say_the_same(answer, gold):
         ("a", "the"),
         ("[]", "[a]"),
         ("12 ships", "12 shops"),
+        ("['a', 'a', 'b']", "['a', 'b', 'b']"),
+        ("['a']", "['a', 'a']"),
+        ("[['a']]", "['b']"),
     ],
 )
 def test_answers_that_differ(answer, gold):
@@ -72,6 +79,10 @@ def test_answers_that_differ(answer, gold):
 @pytest.mark.parametrize("answer", ["", "  ", "\n"])
 def test_an_empty_answer_equals_nothing(answer):
     assert not matches_any(answer, ["", " ", "Not answerable"])
+
+
+def test_a_list_that_is_not_closed_equals_no_list():
+    assert not answers_match("[a, b", "['a', 'b']")
 
 
 def test_any_of_the_gold_answers_will_do():

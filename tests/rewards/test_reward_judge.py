@@ -4,7 +4,8 @@ import json
 import pytest
 from reward_helpers import case_file, load_json
 
-from rewards.judge import ModelJudge, RuleJudge, parse_verdict
+from rewards.judge import ModelJudge, RuleJudge
+from rewards.judge_replies import parse_verdict
 from visor.types import Completion
 
 

@@ -114,6 +114,18 @@ def test_an_answer_without_a_verdict_is_judged_again_but_not_asked_again(config,
     assert sorted(rewards) == [False, True, True, True]
 
 
+def test_a_failed_row_that_is_not_asked_again_stays_on_record(config, client):
+    def down(request):
+        raise ConnectionError("endpoint down")
+
+    working, client.reply = client.reply, down
+    assert evaluate(config, client)["faults"] == 4
+    client.reply = working
+    metrics = evaluate(config.model_copy(update={"limit": 1}), client)
+    assert (metrics["n"], metrics["faults"]) == (4, 3)
+    assert {text.split()[-2] for text in client.asked[4:]} == {"apple"}
+
+
 def test_the_named_reward_scores_and_is_not_mixed_with_another(config, client, monkeypatch):
     async def quarter(trajectory, question, judge):
         return RewardBreakdown(total=0.25, judge=judge.name, verdict=True)

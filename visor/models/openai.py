@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import math
 import os
 import time
 import weakref
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from visor.models.base import ContextTooLong, ImageSource, Request, ToolsNotSupported, TooManyImages
@@ -20,13 +22,19 @@ from visor.models.smart_resize import FACTOR
 from visor.types import Completion, FinishReason, ImageRef
 
 if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletion
     from PIL.Image import Image
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 JPEG_QUALITY = 95
+MALFORMED_RETRIES = 2
+MALFORMED_WAIT = 0.5
+"""Seconds before a malformed reply is asked for again; doubled each time."""
 SHRINK = 0.95
 """A picture over the byte limit is resized once, to this share of it by area (TAEC, appendix B)."""
+
+
+class MalformedReply(Exception):
+    """An endpoint answered, with status 200, with something that is no chat completion."""
 
 
 class OpenAIClient:
@@ -35,8 +43,9 @@ class OpenAIClient:
     Images are sent as JPEG at the size the pixel budget gives (`image_sizes` of the completion); one of more
     than `max_image_bytes` is made smaller once. Tools of a request are offered for native calls. The key is
     read from OPENAI_API_KEY; an endpoint that wants none gets a placeholder. Connection errors, time-outs and
-    the statuses 408, 409, 429 and 5xx are tried again up to `max_retries` times with doubling waits; any
-    other status is raised at once, as the exception of the `openai` package.
+    the statuses 408, 409, 429 and 5xx are tried again up to `max_retries` times with doubling waits, a reply
+    that is no chat completion at most MALFORMED_RETRIES times; any other status is raised at once, as the
+    exception of the `openai` package.
     """
 
     takes_tools = True
@@ -67,6 +76,7 @@ class OpenAIClient:
         self._max_images = max_images
         self._jpeg_quality = jpeg_quality
         self._max_image_bytes = max_image_bytes
+        self._malformed_retries = min(MALFORMED_RETRIES, max_retries)
         self._settings = {
             "base_url": url,
             "api_key": os.environ.get(KEY_VARIABLE) or "none",
@@ -79,34 +89,29 @@ class OpenAIClient:
 
     async def complete(self, request: Request) -> Completion:
         """Ask once. Raises TooManyImages, ContextTooLong and, for a request with tools, ToolsNotSupported
-        where the limit here or the endpoint says so, and the `openai` package's exceptions for other refusals
-        and for outages beyond the retries."""
+        where the limit here or the endpoint says so, and beyond the retries MalformedReply for what is no
+        chat completion and the `openai` package's exceptions for outages and other refusals."""
         started = time.perf_counter()
-        count = sum(len(message.images) for message in request.messages)
-        if self._max_images is not None and count > self._max_images:
+        images = sum(len(message.images) for message in request.messages)
+        if self._max_images is not None and images > self._max_images:
             raise TooManyImages(
-                f"the prompt has {count} images; {self.name} is set to take {self._max_images}"
+                f"the prompt has {images} images; {self.name} is set to take {self._max_images}"
             )
         sampling = request.sampling
         pictures = Pictures(self._encode)
         messages = [sent for message in request.messages for sent in sent_messages(message, pictures)]
         tools = {"tools": [sent_tool(tool) for tool in request.tools]} if request.tools else {}
-        try:
-            response = await self._connection().chat.completions.create(
-                model=self.name,
-                messages=messages,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                max_tokens=sampling.max_tokens,
-                seed=request.seed,
-                **tools,
-            )
-        except self._openai.APIStatusError as error:
-            meaning = _refusal(error, bool(tools))
-            if meaning is None:
-                raise
-            raise meaning from error
-        choice = response.choices[0]
+        # In extra_body, which is sent as it is: the package would otherwise walk through every part of every
+        # message, which takes milliseconds of each call and holds up the calls of all other questions.
+        response, choice = await self._choice(
+            model=self.name,
+            messages=[],
+            extra_body={"messages": messages, **tools},
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            seed=request.seed,
+        )
         return Completion(
             text=encodable(choice.message.content or ""),
             finish_reason=FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP,
@@ -118,6 +123,27 @@ class OpenAIClient:
             prompt_tokens=_counted(response, "prompt_tokens"),
             completion_tokens=_counted(response, "completion_tokens"),
         )
+
+    async def _choice(self, **arguments: Any) -> tuple[Any, Any]:
+        """The reply to a request and its first choice; one that is malformed is asked for again."""
+        for attempt in count():
+            try:
+                response = await self._connection().chat.completions.create(**arguments)
+                return response, _first_choice(response, self.name)
+            except self._openai.APIStatusError as error:
+                meaning = _refusal(error, "tools" in arguments["extra_body"])
+                if meaning is None:
+                    raise
+                raise meaning from error
+            except (MalformedReply, json.JSONDecodeError, UnicodeDecodeError) as error:
+                if attempt >= self._malformed_retries:
+                    if isinstance(error, MalformedReply):
+                        raise
+                    raise MalformedReply(
+                        f"{self.name} answered with something that is no JSON: {error}"
+                    ) from error
+            await asyncio.sleep(MALFORMED_WAIT * 2**attempt)
+        raise AssertionError("unreachable")
 
     def _connection(self):
         """The client of the running event loop, to which its pool of connections belongs."""
@@ -146,10 +172,21 @@ class OpenAIClient:
         return buffer.getvalue()
 
 
-def _counted(response: ChatCompletion, what: str) -> int | None:
+def _counted(response: Any, what: str) -> int | None:
     """A count of the reply's usage; None where the endpoint gives none, or no number."""
     count = getattr(getattr(response, "usage", None), what, None)
     return count if isinstance(count, int) and count >= 0 else None
+
+
+def _first_choice(response: Any, name: str) -> Any:
+    """The first choice of a reply; MalformedReply for one that is no chat completion, which the `openai`
+    package passes on unchecked."""
+    choices = getattr(response, "choices", None)
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = getattr(choice, "message", None)
+    if message is None or not isinstance(getattr(message, "content", None), str | None):
+        raise MalformedReply(f"{name} answered with something that is no chat completion: {response!r:.200}")
+    return choice
 
 
 def _scaled(side: int, scale: float) -> int:

@@ -15,7 +15,7 @@ openai = pytest.importorskip("openai")
 
 from visor.models.base import ContextTooLong, Request, Sampling, TooManyImages  # noqa: E402
 from visor.models.loading import make_client  # noqa: E402
-from visor.models.openai import OpenAIClient  # noqa: E402
+from visor.models.openai import MalformedReply, OpenAIClient  # noqa: E402
 from visor.models.smart_resize import smart_resize  # noqa: E402
 from visor.types import FinishReason, text_message  # noqa: E402
 
@@ -193,3 +193,36 @@ def test_no_key_and_many_calls_over_two_event_loops(endpoint, monkeypatch):
 
     assert len(asyncio.run(many())) == len(asyncio.run(many())) == 5
     assert sorted(sent["seed"] for sent in server.received) == sorted([*range(5), *range(5)])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"choices": []},
+        {"choices": None},
+        {"choices": [{}]},
+        {"choices": [{"message": {"content": 5}}]},
+        [1],
+        "text",
+    ],
+)
+def test_a_reply_that_is_no_completion_is_an_error_that_says_so(body, endpoint):
+    client = make_client(f"openai:m@{endpoint((200, body)).url}", max_retries=0)
+    with pytest.raises(MalformedReply, match="m answered with something that is no"):
+        ask(client, [text_message("user", "Q?")])
+
+
+def test_a_malformed_reply_is_asked_for_again_a_few_times(endpoint, monkeypatch):
+    monkeypatch.setattr("visor.models.openai.MALFORMED_WAIT", 0.01)
+    server = endpoint((200, {}), (200, "x"), answer("hello"))
+    assert ask(make_client(f"openai:m@{server.url}"), [text_message("user", "Q?")]).text == "hello"
+    lasting = endpoint((200, {}))
+    with pytest.raises(MalformedReply):
+        ask(make_client(f"openai:m@{lasting.url}"), [text_message("user", "Q?")])
+    assert len(lasting.received) == 3
+
+
+def test_an_empty_reply_is_a_reply(endpoint):
+    client = make_client(f"openai:m@{endpoint(answer(None)).url}")
+    assert ask(client, [text_message("user", "Q?")]).text == ""
