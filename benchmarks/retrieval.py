@@ -225,7 +225,7 @@ def run_open(arguments):
 
 def run_quality(arguments):
     from data.corpus import Corpus, ingest
-    from data.mmlongbench import load
+    from data.mmlongbench import NOT_ANSWERABLE, load
 
     sample = Path(arguments.sample).resolve()
     if not (sample / "samples.json").is_file():
@@ -234,7 +234,9 @@ def run_quality(arguments):
         folder = Path(arguments.corpus or temporary) / "corpus"
         ingest([sample / "documents"], folder, dpi=72)
         corpus = Corpus.open(folder)
-        questions = [q for q in load(sample / "samples.json", corpus) if q.gold_page_ids]
+        problems: list[str] = []
+        read = load(sample / "samples.json", corpus, problems)
+        questions = [q for q in read if NOT_ANSWERABLE not in q.gold_answers]
         rows = []
         for name in arguments.retrievers:
             for part in ("bm25", "dense") if name == "hybrid" else (name,):
@@ -245,11 +247,12 @@ def run_quality(arguments):
             ranked = [[hit.page_id for hit in hits] for hits in retriever.search_batch(batch)]
             gold = [question.gold_page_ids for question in questions]
             measures = [partial(recall, k=k) for k in (1, 5, 10)] + [partial(ndcg, k=5)]
-            values = [mean(m(r, g) for r, g in zip(ranked, gold, strict=True)).value for m in measures]
-            rows.append((name, *(f"{value:.3f}" for value in values)))
+            means = [mean(m(r, g) for r, g in zip(ranked, gold, strict=True)) for m in measures]
+            rows.append((name, *(f"{value.value:.3f}" for value in means)))
         print(
-            f"{len(questions)} answerable questions over {len(corpus.pages())} pages of "
-            f"{len(corpus.page_counts())} documents; dense: {arguments.encoder}"
+            f"{len(questions)} answerable questions, {means[0].n} of them with gold pages, over "
+            f"{len(corpus.pages())} pages of {len(corpus.page_counts())} documents; "
+            f"dense: {arguments.encoder}"
         )
     print(format_table(("retriever", "recall@1", "recall@5", "recall@10", "NDCG@5"), rows, "markdown"))
 

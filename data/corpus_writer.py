@@ -41,16 +41,28 @@ class CorpusWriter:
         self._next_save = time.monotonic() + SAVE_SECONDS
 
     def put(self, record: DocumentRecord, pages: list[Page]) -> None:
-        """Set a document and its pages, in place of what it had."""
+        """Set a document and its pages, in place of those it had; an unchanged picture keeps its caption."""
+        captions = {
+            page.sha256: page.caption
+            for page in self._pages_of(record.doc_id)
+            if page.sha256 and page.caption
+        }
         self.remove(record.doc_id)
         self.documents[record.doc_id] = record
-        self.pages |= {page.page_id: page for page in pages}
+        for page in pages:
+            caption = page.caption or captions.get(page.sha256, "")
+            self.pages[page.page_id] = page.model_copy(update={"caption": caption})
 
     def remove(self, doc_id: str) -> None:
         """Take a document and its pages out, if it is there."""
-        record = self.documents.pop(doc_id, None)
-        for number in range(1, record.page_count + 1 if record else 1):
-            self.pages.pop(make_page_id(doc_id, number), None)
+        for page in self._pages_of(doc_id):
+            del self.pages[page.page_id]
+        self.documents.pop(doc_id, None)
+
+    def _pages_of(self, doc_id: str) -> list[Page]:
+        record = self.documents.get(doc_id)
+        ids = (make_page_id(doc_id, number) for number in range(1, record.page_count + 1 if record else 1))
+        return [self.pages[page_id] for page_id in ids if page_id in self.pages]
 
     def save(self) -> None:
         """Write the corpus; a reader sees it as it was before or as it is now."""

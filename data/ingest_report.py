@@ -50,8 +50,8 @@ class IngestReport:
 
     @property
     def ok(self) -> bool:
-        """True when at least one of the given documents is in the corpus, or documents were removed."""
-        return bool(self.new or self.unchanged or self.removed)
+        """True when at least one of the given documents is in the corpus."""
+        return bool(self.new or self.unchanged)
 
     def summary(self) -> str:
         """The outcome in lines, every failure named."""

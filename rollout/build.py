@@ -22,6 +22,7 @@ from rollout.fingerprints import (
     file_fingerprint,
     retriever_fingerprint,
 )
+from rollout.frozen import FrozenRetriever
 from rollout.layers import evidence_policy_factory, graph_policy_factory, layer_config
 from rollout.manifest import RunManifest, environment_fields
 from visor.config import Config
@@ -119,30 +120,44 @@ class Agent:
     retriever: Retriever
 
 
-def build_agent(config: AgentConfig, client: PolicyClient | None = None) -> Agent:
+def build_agent(
+    config: AgentConfig, client: PolicyClient | None = None, retriever: Retriever | None = None
+) -> Agent:
     """Open the corpus and its index, load the model, and put the system together.
 
-    `client` stands in for the configured model. ValueError for anything missing or unusable.
+    `client` and `retriever` stand in for the configured model and index. ValueError for anything missing or
+    unusable.
     """
     corpus = Corpus.open(config.corpus)
     corpus.check_images()
-    retriever = open_index(config.index_path, corpus, config.retriever)
+    if retriever is None:
+        retriever = open_index(config.index_path, corpus, config.retriever)
     if client is None:
         client = build_client(config, corpus)
     system = make_system(config, corpus, retriever, client)
     return Agent(system, client, corpus, retriever)
 
 
-def make_system(config: AgentConfig, corpus: PageStore, retriever: Retriever, client: PolicyClient) -> System:
-    """The configured system around its parts, under the TAEC layer where that is on."""
+def make_system(
+    config: AgentConfig,
+    corpus: PageStore,
+    retriever: Retriever,
+    client: PolicyClient,
+    slots_client: PolicyClient | None = None,
+) -> System:
+    """The configured system around its parts, under the TAEC layer where that is on.
+
+    `slots_client`: what the layer asks for slots; None = the policy's client.
+    """
+    asked = slots_client or client
     sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_new_tokens)
     parts = SystemParts(client, retriever, corpus, sampling, config.episode, config.loop)
     if layer_config(config) is None:
         return build_system(config.system, parts)
     if config.system == "dag":
-        parts = replace(parts, graph_policies=graph_policy_factory(config, corpus, client))
+        parts = replace(parts, graph_policies=graph_policy_factory(config, corpus, asked))
     else:
-        parts = replace(parts, evidence_policies=evidence_policy_factory(config, corpus, client))
+        parts = replace(parts, evidence_policies=evidence_policy_factory(config, corpus, asked))
     return build_system(config.system, parts)
 
 
@@ -180,6 +195,8 @@ def describe_model(spec: str) -> dict[str, Any]:
 def describe_data(config: AgentConfig, agent: Agent) -> dict[str, dict[str, Any]]:
     """The manifest's `corpus` and `index` fields."""
     corpus = {"path": str(Path(config.corpus).resolve()), **corpus_fingerprints(agent.corpus)}
+    if isinstance(agent.retriever, FrozenRetriever):
+        return {"corpus": corpus, "index": agent.retriever.index}
     index = {
         "path": resolved(config.index_path),
         "retriever": agent.retriever.name,

@@ -85,17 +85,49 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more run folders")
-    parser.add_argument("--format", choices=["text", "markdown", "json"], default="text")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="two or more run folders; the first is the baseline"
+    )
+    parser.add_argument(
+        "--format", choices=["text", "markdown", "json"], default="text", help="on the terminal"
+    )
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables there as well")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="these analyses, such as depth cost"
+    )
+    parser.add_argument("--brief", action="store_true", help="differences alone, no analyses on the terminal")
+    parser.add_argument(
+        "--reference", metavar="RUN", help="whose searches tell how hard a question is (default: a react run)"
+    )
+    parser.add_argument("--vanilla", metavar="RUN", help="(default: a vanilla run)")
+    parser.add_argument("--prices", metavar="FILE", help="YAML of prices per million tokens")
     parser.add_argument("--resamples", type=int, default=10_000, help="of the bootstrap (default: 10000)")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    from rollout.compare import compare_runs, render
+    from dataclasses import replace
+    from pathlib import Path
 
-    comparison = compare_runs(arguments.runs, arguments.resamples, arguments.seed)
-    print(render(comparison, arguments.format))
+    from rollout.analyses.prices import read_prices
+    from rollout.compare import render
+    from rollout.compare_folders import compare_runs
+
+    comparison = compare_runs(
+        arguments.runs,
+        arguments.resamples,
+        arguments.seed,
+        only=arguments.only,
+        reference=arguments.reference,
+        vanilla=arguments.vanilla,
+        prices=read_prices(arguments.prices) if arguments.prices else None,
+    )
+    shown = replace(comparison, analyses=[], lacking={}) if arguments.brief else comparison
+    print(render(shown, arguments.format))
+    for style, name in (("markdown", arguments.markdown), ("json", arguments.json)):
+        if name:
+            Path(name).write_text(render(comparison, style) + "\n", encoding="utf-8")
     return EXIT_OK
 
 
@@ -151,20 +183,53 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take the ranked pages from the record, not an index",
     )
+    parser.add_argument(
+        "--taec",
+        metavar="LAYER",
+        help="show what the layer (on, A, AM, …) would have done at each turn, and change nothing",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with --taec, a setting of the layer: --set taec_config.admission.eta=1 (default: the run's)",
+    )
+    parser.add_argument("--question", metavar="ID", help="with --taec, trajectories of this question alone")
+    parser.add_argument("--limit", type=int, metavar="N", help="with --taec, the first N trajectories")
+    parser.add_argument("--json", action="store_true", help="JSON lines, one a difference or trajectory")
 
 
 def run_replay(arguments: argparse.Namespace) -> int:
-    """Exit code 1 when anything differs."""
+    """Exit code 1 when anything differs; with --taec 0, whatever the layer would have done."""
+    if arguments.taec is not None:
+        return _replay_layer(arguments)
+    if arguments.set or arguments.question or arguments.limit is not None:
+        raise ValueError("--set, --question and --limit go with --taec")
     from rollout.replay import replay_run
 
     count, differences = replay_run(
         arguments.folder, arguments.corpus, arguments.index, arguments.recorded_retrieval
     )
     for difference in differences:
-        print(difference)
+        print(difference.model_dump_json() if arguments.json else difference)
     differing = len({difference.trajectory for difference in differences})
     print(f"{count} trajectories replayed, {differing} differ", file=sys.stderr)
     return EXIT_FAILED if differences else EXIT_OK
+
+
+def _replay_layer(arguments: argparse.Namespace) -> int:
+    from rollout.recorded_run import open_recorded, with_settings
+    from rollout.replay_layer import LayerSummary, layer_text, replay_layer
+
+    opened = open_recorded(arguments.folder, arguments.corpus, arguments.index, arguments.recorded_retrieval)
+    summary = LayerSummary()
+    layer = with_settings(opened.config, arguments.set)
+    for replay in replay_layer(opened, arguments.taec, layer, arguments.question, arguments.limit):
+        print(replay.model_dump_json() if arguments.json else layer_text(replay) + "\n")
+        summary.add(replay)
+    print(summary.text(), file=sys.stderr)
+    return EXIT_OK
 
 
 # ---------------------------------------------------------------- inspect-row

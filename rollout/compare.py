@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from math import comb
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from rollout.manifest import read_manifest
+from rollout.analyses.table import Table
 from rollout.metrics import Metrics, headline
 from rollout.recorder import read_lines
 from rollout.results import ResultRow
@@ -51,6 +52,9 @@ class Comparison:
     common_questions: int
     notes: list[str] = field(default_factory=list)
     """What makes the comparison weaker: questions left out, runs made with another judge or retriever."""
+    analyses: list[Table] = field(default_factory=list)
+    lacking: dict[str, str] = field(default_factory=dict)
+    """Analyses that these runs cannot give, and what each needs."""
 
 
 def bootstrap_interval(
@@ -95,12 +99,12 @@ def compare(runs: Mapping[str, Sequence[ResultRow]], resamples: int = RESAMPLES,
         raise ValueError(f"resamples is {resamples}; the bootstrap needs at least 1")
     if len(runs) < 2:
         raise ValueError("a comparison needs at least two runs")
-    by_question = {name: _by_question(rows) for name, rows in runs.items()}
-    common = set.intersection(*(set(questions) for questions in by_question.values()))
+    grouped = {name: by_question(rows) for name, rows in runs.items()}
+    common = set.intersection(*(set(questions) for questions in grouped.values()))
     if not common:
         raise ValueError("the runs have no question in common: " + ", ".join(runs))
-    order = [question_id for question_id in next(iter(by_question.values())) if question_id in common]
-    kept = {name: [questions[q] for q in order] for name, questions in by_question.items()}
+    order = [question_id for question_id in next(iter(grouped.values())) if question_id in common]
+    kept = {name: [questions[q] for q in order] for name, questions in grouped.items()}
     differences = []
     for first, second in combinations(kept, 2):
         pair = (first, second, kept[first], kept[second], resamples, seed)
@@ -112,22 +116,10 @@ def compare(runs: Mapping[str, Sequence[ResultRow]], resamples: int = RESAMPLES,
         notes=[
             f"{name}: {len(questions) - len(common)} of {len(questions)} questions are not in every run"
             " and are left out"
-            for name, questions in by_question.items()
+            for name, questions in grouped.items()
             if len(questions) > len(common)
         ],
     )
-
-
-def compare_runs(folders: Sequence[str | Path], resamples: int = RESAMPLES, seed: int = 0) -> Comparison:
-    """`compare` for run folders; notes name what their manifests do not share and should.
-
-    ValueError for a folder without results.
-    """
-    names = _short_names([Path(folder) for folder in folders])
-    comparison = compare(
-        {name: load_results(folder) for name, folder in zip(names, folders, strict=True)}, resamples, seed
-    )
-    return _with_manifest_notes(comparison, names, folders)
 
 
 def load_results(folder: str | Path) -> list[ResultRow]:
@@ -144,7 +136,7 @@ def load_results(folder: str | Path) -> list[ResultRow]:
 def render(comparison: Comparison, style: str = "text") -> str:
     """The comparison as "text", "markdown" or "json"."""
     if style == "json":
-        return json.dumps(asdict(comparison), ensure_ascii=False, indent=2, allow_nan=False)
+        return json.dumps(_record(comparison), ensure_ascii=False, indent=2, allow_nan=False)
     figures = (
         "n",
         "failed",
@@ -169,11 +161,28 @@ def render(comparison: Comparison, style: str = "text") -> str:
         format_table(("run", *figures), runs, style),
         format_table(header, [_difference_cells(d) for d in comparison.differences], style),
         *(f"note: {note}" for note in comparison.notes),
+        *(table.render(style) for table in comparison.analyses),
     ]
+    if comparison.lacking:
+        lines = [f"{name}: {reason}" for name, reason in comparison.lacking.items()]
+        bullet = "- " if style == "markdown" else "  "
+        parts.append("Not shown:\n\n" if style == "markdown" else "not shown:\n")
+        parts[-1] += "\n".join(bullet + line for line in lines)
     return "\n\n".join(parts)
 
 
-def _by_question(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
+def _record(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "runs": comparison.runs,
+        "differences": [asdict(difference) for difference in comparison.differences],
+        "common_questions": comparison.common_questions,
+        "notes": comparison.notes,
+        "analyses": [table.record() for table in comparison.analyses],
+        "lacking": comparison.lacking,
+    }
+
+
+def by_question(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     questions: dict[str, list[ResultRow]] = defaultdict(list)
     for row in rows:
         questions[row.question_id].append(row)
@@ -222,30 +231,3 @@ def _difference_cells(d: Difference) -> tuple:
     change = None if d.difference is None else f"{d.difference:+.3f}"
     p_value = None if d.p_value is None else f"{d.p_value:.4f}"
     return (f"{d.second} − {d.first}", d.metric, d.n, change, interval, p_value, discordant)
-
-
-def _short_names(folders: Sequence[Path]) -> list[str]:
-    """Folder names, or whole paths where names collide."""
-    names = [folder.resolve().name for folder in folders]
-    names = names if len(set(names)) == len(names) else [str(folder) for folder in folders]
-    if len(set(names)) < len(names):
-        raise ValueError("a run is given twice; name different folders")
-    return names
-
-
-def _with_manifest_notes(
-    comparison: Comparison, names: Sequence[str], folders: Sequence[str | Path]
-) -> Comparison:
-    manifests = {name: read_manifest(folder) for name, folder in zip(names, folders, strict=True)}
-    read = {
-        "judge": lambda m: m.judge,
-        "retriever fingerprint": lambda m: m.index.get("retriever_fingerprint"),
-        "corpus": lambda m: m.corpus.get("hash"),
-        "question set": lambda m: m.questions.get("hash"),
-    }
-    for what, value in read.items():
-        values = {name: value(manifest) for name, manifest in manifests.items()}
-        if len(set(values.values())) > 1:
-            listed = ", ".join(f"{name} {value}" for name, value in values.items())
-            comparison.notes.append(f"the runs differ in their {what}: {listed}")
-    return comparison

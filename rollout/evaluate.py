@@ -25,8 +25,10 @@ from rollout.build import (
     build_agent,
     describe_model,
     make_judge,
+    make_system,
 )
 from rollout.engine import EpisodeJob, RolloutEngine
+from rollout.frozen import FrozenRetriever, IntervenedSystem, describe_intervention
 from rollout.manifest import (
     MANIFEST_NAME,
     MixedRunError,
@@ -36,6 +38,7 @@ from rollout.manifest import (
 )
 from rollout.metrics import Metrics
 from rollout.outcome import failure, reasons
+from rollout.pressure import PressuredClient
 from rollout.progress import Progress
 from rollout.recorder import read_lines
 from rollout.results import ResultRow
@@ -45,6 +48,7 @@ from visor.config import parse_cli
 from visor.env.crop import ImageCutter
 from visor.models.base import PolicyClient
 from visor.retrieval.http_session import RetrievalError
+from visor.retrieval.index import corpus_hash
 from visor.types import Question, Trajectory
 
 
@@ -76,6 +80,10 @@ class EvaluateConfig(AgentConfig):
     """Add to a folder whose rows were made with something else."""
     expected_retriever: str | None = None
     """Retriever fingerprint that the run must have; another one stops it before it starts."""
+    pressure_tokens: int = Field(0, ge=0)
+    """Context pressure: neutral tokens added to every prompt of the policy, four bytes each."""
+    frozen_retrieval: str | None = None
+    """A run folder over the same questions, whose searches answer the searches of this run in their order."""
     sync_every: int = Field(1, ge=1)
     """Rows between two fsyncs."""
     prompt_ids: bool = False
@@ -88,8 +96,10 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
     Raises ValueError for a configuration that cannot run, MixedRunError for a folder of another run.
     """
     reward = get_reward(config.reward)
-    agent = build_agent(config, client)
+    frozen = FrozenRetriever(config.frozen_retrieval) if config.frozen_retrieval else None
+    agent = build_agent(config, client, frozen)
     questions = _load_questions(config.benchmark, agent.corpus)
+    _intervene(config, agent, questions, frozen)
     judge = make_judge(config.judge, ImageCutter(agent.corpus), config.judge_options)
     manifest = make_manifest(config, agent, questions, judge.name)
     _check_folder(config, manifest)
@@ -119,13 +129,29 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
     return folder.finish()
 
 
+def _intervene(
+    config: EvaluateConfig, agent: Agent, questions: Sequence[Question], frozen: FrozenRetriever | None
+) -> None:
+    """Put the agent's system under the configured intervention. The layer's own call is under none."""
+    record = describe_intervention(config.pressure_tokens, frozen)
+    if not record:
+        return
+    if frozen is not None:
+        asked = [question.question_id for question in questions[: config.limit]]
+        frozen.check(asked, corpus_hash(agent.corpus.pages()))
+    if config.pressure_tokens:
+        pressured = PressuredClient(agent.client, config.pressure_tokens)
+        agent.system = make_system(config, agent.corpus, agent.retriever, pressured, agent.client)
+    agent.system = IntervenedSystem(agent.system, record, frozen)
+
+
 def make_manifest(
     config: EvaluateConfig, agent: Agent, questions: Sequence[Question], judge: str
 ) -> RunManifest:
     """What this run is made with."""
     described = config.model is not None or config.checkpoint is not None
     given = {"kind": "given", "name": agent.client.name}
-    return agent_manifest(
+    manifest = agent_manifest(
         config,
         agent,
         describe_model(config.model_spec) if described else given,
@@ -134,6 +160,9 @@ def make_manifest(
         benchmark=config.benchmark,
         seed=config.seed,
     )
+    frozen = agent.retriever if isinstance(agent.retriever, FrozenRetriever) else None
+    manifest.intervention = describe_intervention(config.pressure_tokens, frozen)
+    return manifest
 
 
 def _load_questions(benchmark: str, corpus: Corpus) -> list[Question]:

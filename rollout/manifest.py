@@ -54,6 +54,8 @@ class RunManifest(Record):
     episode: dict[str, Any] = {}
     """Settings of the system: of visor's episode, or of the loop of another one."""
     taec: dict[str, Any] = {}
+    intervention: dict[str, Any] = {}
+    """Neutral tokens added to the prompts, and the run that retrieval is frozen to; {} = none."""
     sampling: dict[str, Any] = {}
     seed: int = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from rollout.call_tokens import slot_calls, token_fields
 from visor.types import (
     SCHEMA_VERSION,
     Answer,
@@ -17,6 +18,8 @@ from visor.types import (
     Trajectory,
     Turn,
 )
+
+RETRIEVED_FIRST = 5
 
 
 class ResultRow(Record):
@@ -57,14 +60,30 @@ class ResultRow(Record):
     """The page each search showed, the first of several; None = nothing new."""
     admitted_pages: list[list[str]] = []
     """All pages that each search put into the context, repeats of earlier searches included."""
+    first_retrieved: list[str] | None = None
+    """The first five pages that the retriever ranked for the first search; None in rows made before this was
+    kept, [] without a search."""
+    completed_searches: int | None = None
+    """Searches that the retriever answered, not one that got a notice only; None in rows made before this
+    was kept."""
     calls: int = 0
     """Policy calls that got a reply."""
+    slot_calls: int = 0
+    """Calls that the TAEC layer made for the question's slots; none of them is a policy call."""
     context_images: list[int] = []
     """Images in the context of each call."""
     image_bytes: list[int] | None = None
     """Base64 bytes of the pictures sent with each call; None where a client sends none."""
     new_tokens: int | None = None
-    """Sampled tokens in all; None where an endpoint gives text only."""
+    """Sampled tokens in all; None where an endpoint neither gives nor counts them."""
+    prompt_tokens: int | None = None
+    """Tokens of the prompts of all calls, pictures included, as the endpoint or the tokenizer counted them;
+    None where they were not."""
+    image_tokens: int | None = None
+    """Tokens of all pictures of those prompts, one for 28 × 28 pixels; None where a client tells no sizes."""
+    estimated_tokens: dict[str, int] = {}
+    """By the rule of thumb of `visor.env.tokens`: `prompt_text` and `reply` of all calls, `images` at their
+    largest, `slot_prompt` and `slot_reply` of the slot calls."""
     crops: int = 0
     """Turns with a crop action."""
     invalid_actions: int = 0
@@ -73,6 +92,11 @@ class ResultRow(Record):
     seconds: dict[str, float] = {}
     """Policy and retrieval time by stage as in VISOR's figure 4 (search, perception, verification, answer,
     other), and `wall`, the time from start to end, waiting for the batch included."""
+
+    @property
+    def searches(self) -> int:
+        """Completed retrieval calls."""
+        return len(self.queries) if self.completed_searches is None else self.completed_searches
 
     @property
     def finished(self) -> bool:
@@ -134,10 +158,13 @@ def result_row(trajectory: Trajectory, question: Question) -> ResultRow:
         shown_page_ids=trajectory.shown_page_ids,
         admitted=[_admitted(turn) for turn in searches],
         admitted_pages=[turn.observation.page_ids if turn.observation else [] for turn in searches],
+        first_retrieved=first_retrieved(trajectory),
+        completed_searches=completed_searches(trajectory),
         calls=len(turns),
+        slot_calls=slot_calls(trajectory),
         context_images=[sum(len(message.images) for message in turn.context) for turn in turns],
         image_bytes=_image_bytes(turns),
-        new_tokens=_new_tokens(turns),
+        **token_fields(trajectory),
         crops=sum(isinstance(turn.action, Crop) for turn in turns),
         invalid_actions=sum(isinstance(turn.action, Invalid) for turn in turns),
         format_defects=sum(not turn.format_ok for turn in turns),
@@ -145,14 +172,27 @@ def result_row(trajectory: Trajectory, question: Question) -> ResultRow:
     )
 
 
+def first_retrieved(trajectory: Trajectory) -> list[str]:
+    """The first five pages ranked for the first search, whether or not they were shown."""
+    searches = (turn for turn in trajectory.turns if isinstance(turn.action, Search))
+    first = next(searches, None)
+    return [page_id for page_id, _ in first.candidates[:RETRIEVED_FIRST]] if first else []
+
+
+def completed_searches(trajectory: Trajectory) -> int:
+    return sum(map(answered_by_retriever, trajectory.turns))
+
+
+def answered_by_retriever(turn: Turn) -> bool:
+    """Whether it is a search that the retriever answered: it found pages, or at least took its time. A query
+    that got a notice only, as ReAct's repeated ones, is none."""
+    searched = isinstance(turn.action, Search) and turn.observation is not None
+    return searched and bool(turn.candidates or turn.retrieval_seconds)
+
+
 def _admitted(turn: Turn) -> str | None:
     pages = turn.observation.page_ids if turn.observation else []
     return pages[0] if pages else None
-
-
-def _new_tokens(turns: list[Turn]) -> int | None:
-    ids = [turn.completion.token_ids for turn in turns if turn.completion.token_ids is not None]
-    return sum(map(len, ids)) if len(ids) == len(turns) else None
 
 
 def _image_bytes(turns: list[Turn]) -> list[int] | None:

@@ -11,7 +11,7 @@ from rollout.manifest import write_json
 from rollout.metrics import Metrics, summarise
 from rollout.recorder import Key, Recorder, read_lines, rewrite, sample_key
 from rollout.results import ResultRow, result_row
-from visor.types import Question, Trajectory
+from visor.types import Completion, Question, Trajectory
 
 TRAJECTORIES_NAME = "trajectories.jsonl"
 RESULTS_NAME = "results.jsonl"
@@ -136,11 +136,18 @@ class RunFolder:
 
 
 def _without_prompt_ids(trajectory: Trajectory) -> Trajectory:
+    """The trajectory without the prompts' ids, whose number stays."""
     turns = [
-        turn.model_copy(update={"completion": turn.completion.model_copy(update={"prompt_token_ids": None})})
-        for turn in trajectory.turns
+        turn.model_copy(update={"completion": _without_ids(turn.completion)}) for turn in trajectory.turns
     ]
     return trajectory.model_copy(update={"turns": turns})
+
+
+def _without_ids(completion: Completion) -> Completion:
+    if completion.prompt_token_ids is None:
+        return completion
+    count = len(completion.prompt_token_ids)
+    return completion.model_copy(update={"prompt_token_ids": None, "prompt_tokens": count})
 
 
 def _lacks_verdict(row: ResultRow) -> bool:

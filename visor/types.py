@@ -289,6 +289,10 @@ class Completion(Record):
     """Native calls of the reply, in order; none from a client that takes no tools."""
     image_bytes: int | None = None
     """Base64 bytes of the pictures sent with this call; None: they were not sent as text."""
+    prompt_tokens: int | None = None
+    """Tokens of the prompt, pictures included, as the endpoint or tokenizer counted them; None: not told."""
+    completion_tokens: int | None = None
+    """Tokens of the reply as the endpoint counted them; None: not told, or the ids are here."""
 
 
 class Turn(Record):

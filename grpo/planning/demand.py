@@ -194,6 +194,8 @@ def _remedy(config: GrpoConfig, demand: Demand, device: int) -> str:
     excess = demand.longest.update - device
     if excess <= 0:
         return ""
+    if demand.how.attention == "eager":
+        return "; attn_implementation sdpa keeps no attention weights"
     if not config.gradient_checkpointing:
         return "; gradient_checkpointing takes less"
     fitting = demand.longest_row.sampled - excess // demand.bytes_a_sampled_token - 1

@@ -23,9 +23,7 @@ from rollout.fingerprints import corpus_fingerprints
 from visor.cli import main
 from visor.models.smart_resize import smart_resize
 from visor.retrieval.index import build_index, open_index
-from visor.taec.config import TaecConfig
-from visor.taec.policy import make_evidence_policy
-from visor.types import Question
+from visor.taec.captions import Captions
 
 pytest.importorskip("openai")
 
@@ -275,11 +273,10 @@ def test_an_index_of_other_captions_is_refused(corpus, endpoint):
 def test_taec_reads_the_caption_else_the_text(corpus, endpoint):
     endpoint.fail = lambda number, size: 400 if size[0] == WIDTHS[0] else None
     caption_corpus(corpus, endpoint.spec)
-    policy = make_evidence_policy(
-        "on", TaecConfig(), Question(question_id="q", text="words"), Corpus.open(corpus)
-    )
-    assert policy._page_text("112.pdf#page=1") == ("word112", "page text")
-    assert policy._page_text("140.pdf#page=1") == ("Caption of a page 140 wide.", "caption")
+    captions = Captions(Corpus.open(corpus))
+    assert (captions.text("112.pdf#page=1"), captions.kind("112.pdf#page=1")) == ("word112", "page text")
+    caption = "Caption of a page 140 wide."
+    assert (captions.text("140.pdf#page=1"), captions.kind("140.pdf#page=1")) == (caption, "caption")
 
 
 def test_captions_of_another_model_are_not_mixed(corpus, endpoint, capsys):

@@ -12,6 +12,7 @@ from PIL import Image
 
 from data.corpus import Corpus, ingest, remove_documents
 from data.corpus_files import read_corpus
+from data.corpus_writer import CorpusWriter
 from data.pdf import open_pdf, read_page
 from data.progress import ProgressBar
 from data.sources import assign_ids, find_sources
@@ -119,6 +120,19 @@ def test_a_lost_image_is_rendered_again(docs, tmp_path):
         Corpus.open(out).image("b.pdf#page=2")
     assert ingest([docs], out).new == ["b.pdf"]
     Corpus.open(out).image("b.pdf#page=2")
+
+
+def test_a_page_that_looks_the_same_keeps_its_caption(docs, make_pdf, tmp_path):
+    out = tmp_path / "corpus"
+    ingest([docs], out)
+    corpus = CorpusWriter(out)
+    for page_id, page in corpus.pages.items():
+        corpus.pages[page_id] = page.model_copy(update={"caption": f"shows {page.text}"})
+    corpus.save()
+    make_pdf(docs / "b.pdf", ["b three", "b two"])
+    ingest([docs], out)
+    captions = {page.page_id: page.caption for page in Corpus.open(out).pages() if page.doc_id == "b.pdf"}
+    assert captions == {"b.pdf#page=1": "", "b.pdf#page=2": "shows b two"}
 
 
 def test_removed_documents_lose_their_pages_and_others_stay(docs, make_pdf, tmp_path):

@@ -101,6 +101,21 @@ def test_a_long_document_continues_where_it_was(make_pdf, tmp_path):
     assert [page.text for page in Corpus.open(out).pages()] == [f"p{n}" for n in range(1, 161)]
 
 
+def test_an_interrupted_ingest_saves_what_it_has(make_pdf, tmp_path):
+    for number in range(8):
+        texts = [f"{number} {n}" for n in range(24)]
+        make_pdf(tmp_path / "docs" / f"n{number}.pdf", texts, size=(600, 800))
+    out = tmp_path / "corpus"
+    process = start(tmp_path / "docs", out, "--workers", "1")
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("journal/*"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert 48 <= check_opens(out) < 8 * 24  # two documents are whole when the third has begun
+    assert ingest([tmp_path / "docs"], out).pages == 8 * 24  # and no worker holds the lock
+
+
 def test_a_journal_whose_images_are_lost_is_not_believed(make_pdf, tmp_path):
     path = make_pdf(tmp_path / "a.pdf", [f"p{n}" for n in range(1, 31)])
     out = tmp_path / "corpus"

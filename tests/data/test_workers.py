@@ -53,6 +53,8 @@ def command(tmp_path, monkeypatch):
                 raise OSError(errno.ENOSPC, "No space left on device")
             if name == "takes memory":
                 return len(bytearray(8 << 30))
+            if name.startswith("process"):
+                return os.getpid()
             print("noise on standard output")
             return name * 100_000
 
@@ -109,6 +111,13 @@ def test_outcomes_bring_new_tasks(command, tmp_path):
 def test_workers_that_do_not_start_say_why(tmp_path):
     with pytest.raises(RuntimeError, match=r"does not start: .*No module named nothing_here"):
         run([sys.executable, "-m", "nothing_here"], ["a"], tmp_path)
+
+
+def test_workers_are_replaced_after_many_tasks(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("data.workers.TASKS_PER_WORKER", 3)
+    outcomes = run(command, [f"process {n}" for n in range(10)], tmp_path, workers=1)
+    shares = Counter(outcome.value for outcome in outcomes.values())
+    assert sorted(shares.values()) == [1, 3, 3, 3]
 
 
 def test_nothing_to_do_starts_nothing(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout.compare_folders import load_rows
 from rollout.evaluate import EvaluateConfig, evaluate
 from rollout.inspect_row import build_row, find_trajectory, row_text
 from rollout.recorder import read_lines, rewrite
@@ -62,6 +63,44 @@ def test_report_and_compare(run, tmp_path, capsys):
     assert "at least two runs" in capsys.readouterr().err
     assert main(["compare", str(run), str(other), "--resamples", "0"]) == 2
     assert "resamples is 0; the bootstrap needs at least 1" in capsys.readouterr().err
+
+
+def test_compare_writes_its_tables(run, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
+    rows = list(read_lines(run / "results.jsonl"))
+    rewrite(other / "results.jsonl", [row | {"verdict": False} for row in rows])
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("models:\n  default: {prompt: 1.0, completion: 2.0}\n")
+    markdown, figures = tmp_path / "tables.md", tmp_path / "figures.json"
+    command = ["compare", str(run), str(other), "--resamples", "50", "--prices", str(prices)]
+    assert main([*command, "--markdown", str(markdown), "--json", str(figures), "--brief"]) == 0
+    assert "Coverage and use" not in capsys.readouterr().out
+    assert "### Coverage and use" in markdown.read_text()
+    record = json.loads(figures.read_text())
+    analyses = {one["name"]: one["rows"] for one in record["analyses"]}
+    assert [row["Δ accuracy"] and row["Δ accuracy"]["value"] for row in analyses["coverage"]] == [None, -0.75]
+    assert analyses["tokens"][0]["USD for 1000 questions"]["value"] > 0
+    assert record["lacking"]["samples"] == "needs runs with several samples a question"
+    assert main([*command, "--only", "depth", "--reference", str(other)]) == 0
+    shown = capsys.readouterr().out
+    assert "Depth: by the run's own number of searches" in shown
+    assert "Coverage and use" not in shown
+    assert main([*command, "--reference", str(tmp_path / "nobody")]) == 2
+    assert "nobody is none of the runs" in capsys.readouterr().err
+
+
+def test_rows_of_an_earlier_version_are_completed_from_their_trajectories(run):
+    now = load_rows(run)
+    later = ("first_retrieved", "completed_searches", "slot_calls", "prompt_tokens", "image_tokens")
+    rows = [{k: v for k, v in r.items() if k not in later} for r in read_lines(run / "results.jsonl")]
+    rewrite(run / "results.jsonl", rows)
+    assert load_rows(run) == now
+    assert now[0].first_retrieved
+    (run / "trajectories.jsonl").unlink()
+    assert load_rows(run)[0].first_retrieved is None
+    assert load_rows(run)[0].searches == 1
 
 
 def test_report_of_a_corpus_that_is_none(run, tmp_path, capsys):

@@ -4,7 +4,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from rollout.compare import bootstrap_interval, compare, compare_runs, mcnemar_exact, render
+from rollout.compare import bootstrap_interval, compare, mcnemar_exact, render
+from rollout.compare_folders import compare_runs
 from rollout.manifest import RunManifest, open_run
 from rollout.results import ResultRow
 

@@ -10,8 +10,9 @@ from rollout import evaluate as module
 from rollout.evaluate import EvaluateConfig, evaluate, main
 from rollout.manifest import MixedRunError, read_manifest
 from rollout.recorder import read_lines
+from rollout.results import result_row
 from visor.config import load_config
-from visor.types import Completion, RewardBreakdown
+from visor.types import Completion, Question, RewardBreakdown, Trajectory
 
 
 @pytest.fixture
@@ -165,6 +166,11 @@ def test_prompt_ids_are_written_when_asked_for(config, client, tmp_path):
         record = next(read_lines(Path(output, "trajectories.jsonl")))
         completion = record["turns"][0]["completion"]
         assert (completion["prompt_token_ids"], completion["token_ids"]) == (stored, [3])
+        row = next(read_lines(Path(output, "results.jsonl")))
+        assert (row["prompt_tokens"], row["new_tokens"]) == (6, 3), "three calls, counted either way"
+        question = Question(question_id=row["question_id"], text=row["question"])
+        again = result_row(Trajectory.model_validate(record), question)
+        assert again.prompt_tokens == 6, "and again from the stored trajectory"
 
 
 def test_a_run_with_another_retriever_does_not_start(config, client):

@@ -103,7 +103,7 @@ class OpenAIClient:
         tools = {"tools": [sent_tool(tool) for tool in request.tools]} if request.tools else {}
         # In extra_body, which is sent as it is: the package would otherwise walk through every part of every
         # message, which takes milliseconds of each call and holds up the calls of all other questions.
-        choice = await self._choice(
+        response, choice = await self._choice(
             model=self.name,
             messages=[],
             extra_body={"messages": messages, **tools},
@@ -120,14 +120,16 @@ class OpenAIClient:
             model=self.name,
             tool_calls=read_calls(choice.message.tool_calls or []),
             image_bytes=pictures.bytes,
+            prompt_tokens=_counted(response, "prompt_tokens"),
+            completion_tokens=_counted(response, "completion_tokens"),
         )
 
-    async def _choice(self, **arguments: Any) -> Any:
-        """The first choice of the reply to a request; one that is malformed is asked for again."""
+    async def _choice(self, **arguments: Any) -> tuple[Any, Any]:
+        """The reply to a request and its first choice; one that is malformed is asked for again."""
         for attempt in count():
             try:
                 response = await self._connection().chat.completions.create(**arguments)
-                return _first_choice(response, self.name)
+                return response, _first_choice(response, self.name)
             except self._openai.APIStatusError as error:
                 meaning = _refusal(error, "tools" in arguments["extra_body"])
                 if meaning is None:
@@ -141,6 +143,7 @@ class OpenAIClient:
                         f"{self.name} answered with something that is no JSON: {error}"
                     ) from error
             await asyncio.sleep(MALFORMED_WAIT * 2**attempt)
+        raise AssertionError("unreachable")
 
     def _connection(self):
         """The client of the running event loop, to which its pool of connections belongs."""
@@ -167,6 +170,12 @@ class OpenAIClient:
         buffer = io.BytesIO()
         resize_image(image, size).save(buffer, format="JPEG", quality=self._jpeg_quality)
         return buffer.getvalue()
+
+
+def _counted(response: Any, what: str) -> int | None:
+    """A count of the reply's usage; None where the endpoint gives none, or no number."""
+    count = getattr(getattr(response, "usage", None), what, None)
+    return count if isinstance(count, int) and count >= 0 else None
 
 
 def _first_choice(response: Any, name: str) -> Any:

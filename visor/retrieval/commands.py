@@ -64,7 +64,9 @@ def index_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("corpus", metavar="CORPUS")
     parser.add_argument("--retriever", default="bm25", help="bm25 (default), dense or colqwen")
     _index_options(parser)
-    parser.add_argument("--batch-size", type=int, metavar="N", help="pages encoded at once (default: 8)")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="pages encoded at once (default: 8, colqwen 4)"
+    )
     parser.add_argument(
         "--faiss-factory",
         metavar="STRING",
@@ -87,7 +89,8 @@ def index_arguments(parser: argparse.ArgumentParser) -> None:
         "--replace",
         action="store_true",
         default=None,
-        help="take over the index folder of another corpus; equal pages are not encoded again",
+        help="take over the folder of another corpus's index (equal pages are not encoded again), or drop "
+        "the vectors of another encoder",
     )
     parser.add_argument(
         "--verify", action="store_true", help="build nothing; check every file of the index by its hash"

@@ -32,6 +32,8 @@ from visor.retrieval.report import BuildReport, Progress
 from visor.retrieval.vector_writer import build_vectors
 from visor.types import PageStore
 
+EXACT = "Flat"
+"""The factory string of no approximate index."""
 MARGIN = 32
 """Candidates that FAISS is asked for beyond k and the excluded pages."""
 FULL_SCAN = 1024
@@ -69,7 +71,7 @@ class DenseRetriever:
         encoder: str | Encoder = DEFAULT_ENCODER,
         device: str | None = None,
         batch_size: int = 8,
-        faiss_factory: str = "",
+        faiss_factory: str = EXACT,
         progress: Progress | None = None,
         replace: bool = False,
     ) -> BuildReport:
@@ -84,7 +86,7 @@ class DenseRetriever:
         settings = {"encoder": encoder if isinstance(encoder, str) else ""}
         notes: list[str] = []
         derive = None
-        if faiss_factory:
+        if faiss_factory != EXACT:
             settings["faiss_factory"] = faiss_factory
             empty_index(faiss_factory, loaded.identity.dimension)
 

@@ -211,8 +211,8 @@ def check_identity(
     """ValueError, naming both, for an encoder that an index was not made with."""
     if manifest.identity != identity:
         raise ValueError(
-            f"the index {path} was made with {describe_difference(manifest.identity, identity)}; "
-            f"{rebuild_hint(manifest, corpus)}"
+            f"the index {path} was made with {describe_difference(manifest.identity, identity)}; search with "
+            f"that encoder, or {rebuild_hint(manifest, corpus)} and --replace"
         )
 
 

@@ -78,23 +78,35 @@ def build_index(
 ) -> BuildReport:
     """Index a corpus into the folder `path`; until it is done, an index that is there stays in service.
 
+    Options that are not given are those the index in the folder was made with, unless its encoder is to be
+    another one.
+
     Raises ValueError for an unknown retriever or option, a corpus without pages, and a folder that holds the
-    index of another retriever or corpus.
+    index of another retriever, corpus or encoder.
     """
     if parts := hybrid_parts(retriever):
         raise ValueError(f"{retriever} has no index of its own; build its parts: {' and '.join(parts)}")
     indexed = _retriever_class(retriever)
     if has_index(path):
         try:
-            maker = read_manifest(path).retriever
+            manifest = read_manifest(path)
         except ValueError:
-            maker = retriever  # damaged: the build replaces it
-        if maker != retriever:
+            manifest = None  # damaged: the build replaces it
+        if manifest and manifest.retriever != retriever:
             raise ValueError(
-                f"{path} holds an index made by {maker!r}, which {retriever!r} does not replace; give "
-                "another folder, or remove it"
+                f"{path} holds an index made by {manifest.retriever!r}, which {retriever!r} does not "
+                "replace; give another folder, or remove it"
             )
+        if isinstance(manifest, VectorManifest):
+            options = _known(indexed.build, _made_with(manifest, options)) | options
     return indexed.build(corpus, path, **_checked(retriever, indexed.build, options))
+
+
+def _made_with(manifest: VectorManifest, options: dict[str, Any]) -> dict[str, Any]:
+    """The options an index was made with, for an update of it; none when another encoder is asked for."""
+    if options.get("encoder") not in (None, manifest.settings.get("encoder")):
+        return {}
+    return {k: int(v) if v.isdigit() else v for k, v in manifest.settings.items() if v}
 
 
 def open_index(

@@ -62,8 +62,10 @@ def _query_in_double(query: QueryVectors, dimension: int) -> torch.Tensor:
 def _score(query_TD: torch.Tensor, vectors_SD: torch.Tensor) -> float:
     if not len(vectors_SD):
         return float("nan")
-    dots_ST = torch.mm(vectors_SD.double(), query_TD.t()).float()
-    return float(dots_ST.amax(dim=0).double().sum().float())
+    # By way of float32, which is exact: torch converts float16 to double one number at a time.
+    dots_TS = torch.mm(query_TD, vectors_SD.float().double().t())
+    # Rounding is monotone: the greatest rounded product is the greatest one, rounded.
+    return float(dots_TS.amax(dim=1).float().double().sum().float())
 
 
 class MaxSim:

@@ -148,10 +148,14 @@ class Block:
 
     def norms(self, vectors_SD: torch.Tensor, scale: float) -> tuple[np.ndarray, np.ndarray]:
         """Norms of the vectors and of what `load` takes from them, (S,) each, both divided by `scale`."""
-        loaded_SD = self.load(vectors_SD, scale)[: len(vectors_SD)]
-        exact_SD = vectors_SD.double() / scale
-        lost_S = torch.linalg.vector_norm(exact_SD - loaded_SD, dim=1)
-        return torch.linalg.vector_norm(exact_SD, dim=1).numpy(), lost_S.numpy()
+        if not self._in_integers:
+            norms_S = torch.linalg.vector_norm(self.in_float(vectors_SD), dim=1)
+            return norms_S.numpy(), np.zeros(len(vectors_SD))
+        codes_SD = self.load(vectors_SD, scale)[: len(vectors_SD)]
+        floats_SD = self.in_float(vectors_SD).mul_(1 / scale)
+        norms_S = torch.linalg.vector_norm(floats_SD, dim=1)
+        lost_S = torch.linalg.vector_norm(floats_SD.sub_(codes_SD), dim=1)
+        return norms_S.numpy(), lost_S.numpy()
 
     def scores(
         self, queries: RoundedQueries, pages_SD: torch.Tensor, tokens: int, page_starts: np.ndarray

