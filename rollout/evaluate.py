@@ -221,11 +221,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(metrics_table(metrics))
     print(f"\n{config.output} ({time.perf_counter() - started:.1f} s)")
     rows = [ResultRow.model_validate(record) for record in read_lines(Path(config.output, RESULTS_NAME))]
-    for reason in reasons(rows):
+    found = reasons(rows)
+    for reason in found:
         print(reason, file=sys.stderr)
     failed = failure(rows)
-    if failed:
-        print(f"rollout.evaluate: {failed}; the same command asks and judges again", file=sys.stderr)
+    if failed or found:
+        what = failed or "some rows failed"
+        print(f"rollout.evaluate: {what}; the same command asks and judges them again", file=sys.stderr)
     return 1 if failed else 0
 
 

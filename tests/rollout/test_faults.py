@@ -236,6 +236,7 @@ def test_a_faulty_endpoint_and_kills_lose_and_falsify_nothing(arguments, server,
     stored = json.loads((output / "metrics.json").read_text())
     assert (stored["n"], stored["failed"], stored["unjudged"]) == (QUESTIONS, faults, len(bad) - faults)
     assert "× fault: policy:" in said
+    assert "some rows failed; the same command asks and judges them again" in said
     for model in ("policy", "judge"):
         assert all(server.faults[model, kind] for kind in KINDS), server.faults
 
