@@ -87,6 +87,7 @@ def visor_reward(trajectory: Trajectory, question: Question, judgement: Judgemen
         judge=judgement.judge,
         verdict=judged_correct(trajectory, judgement),
         score=judgement.correct.score if judgement.correct else None,
+        judged_as=judgement.correct.judged_as if judgement.correct else "",
         judge_reply=judgement.correct.raw if judgement.correct else "",
         honest=judgement.honest.value if judgement.honest else None,
     )

@@ -76,8 +76,8 @@ class JudgePrompt(BaseModel):
 
 
 def load_judge_prompts(path: Path | None = None) -> dict[str, JudgePrompt]:
-    """Read the judge prompts `correctness`, `grade` and `honesty`; None = the shipped ones, which also stand
-    in for those that a file does not have. ValueError for a file that has other ones."""
+    """Read the judge prompts `correctness`, `grade`, `extraction` and `honesty`; None = the shipped ones,
+    which also stand in for those that a file does not have. ValueError for a file that has other ones."""
     shipped = Path(__file__).with_name("judge_prompts.yaml")
     prompts = yaml.safe_load(shipped.read_text(encoding="utf-8"))
     if path is not None:

@@ -24,6 +24,8 @@ class Verdict:
     """Why there is no verdict."""
     score: float | None = None
     """What a judge that gives more than right or wrong gives: 0 to 1 of a scorer, a grade of 1 to 5."""
+    judged_as: str = ""
+    """The short form of the answer that was scored, where a model made one; "" = the answer as it is."""
 
 
 def parse_verdict(reply: str | None) -> bool | None:

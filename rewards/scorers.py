@@ -22,27 +22,34 @@ class BenchmarkScorer(ABC):
     def verdict_on(self, question: Question, answer: str) -> Verdict:
         """Is the answer right, and what is its score?"""
 
+    async def averdict_on(self, question: Question, answer: str) -> Verdict:
+        """`verdict_on` that waits without blocking, where there is something to wait for."""
+        return self.verdict_on(question, answer)
+
     def verdict(self, question: str, gold_answers: Sequence[str], answer: str) -> Verdict:
         """Judge by texts alone: the answer format is unknown, hence free text."""
-        asked = Question(question_id="", text=question, gold_answers=list(gold_answers))
-        return self.verdict_on(asked, answer)
+        return self.verdict_on(_of_texts(question, gold_answers), answer)
 
     def honest(self, question: str, answer: str) -> Verdict:
         """By the list of refusal phrases."""
         return Verdict(is_refusal(answer))
 
     async def averdict(self, question: str, gold_answers: Sequence[str], answer: str) -> Verdict:
-        return self.verdict(question, gold_answers, answer)
+        return await self.averdict_on(_of_texts(question, gold_answers), answer)
 
     async def ahonest(self, question: str, answer: str) -> Verdict:
         return self.honest(question, answer)
 
 
+def _of_texts(question: str, gold_answers: Sequence[str]) -> Question:
+    return Question(question_id="", text=question, gold_answers=list(gold_answers))
+
+
 class MMLongBenchJudge(BenchmarkScorer):
     """MMLongBench-Doc's scorer; `Verdict.score` is its score, and what scores more than 0 is right.
 
-    The public pipeline has a model rewrite each answer first; here an answer that admits that the information
-    is missing stands for "Not answerable", and any other is scored as it is.
+    The public pipeline has a model rewrite each answer first (`rewards.extraction`); alone, an answer that
+    admits that the information is missing stands for "Not answerable", and any other is scored as it is.
     """
 
     name = "mmlongbench"
@@ -88,5 +95,5 @@ def verdict_on(judge: Judge, question: Question, answer: str) -> Verdict:
 async def averdict_on(judge: Judge, question: Question, answer: str) -> Verdict:
     """`verdict_on` that waits for the judge without blocking."""
     if isinstance(judge, BenchmarkScorer):
-        return judge.verdict_on(question, answer)
+        return await judge.averdict_on(question, answer)
     return await judge.averdict(question.text, question.gold_answers, answer)

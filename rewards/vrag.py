@@ -40,6 +40,7 @@ def vrag_reward(trajectory: Trajectory, question: Question, judgement: Judgement
         judge=judgement.judge,
         verdict=judged_correct(trajectory, judgement),
         score=judgement.correct.score if judgement.correct else None,
+        judged_as=judgement.correct.judged_as if judgement.correct else "",
         judge_reply=judgement.correct.raw if judgement.correct else "",
         unscored_reason=unscored_reason(trajectory, question, judgement),
     )

@@ -17,8 +17,12 @@ def benchmark_figures(rows: Sequence[ResultRow]) -> dict[str, Figures]:
 
     A row without an answer has no judge's word and scores 0; it counts for the scorer that is the run's.
     """
-    judges = {row.judge for row in rows if row.judge in FIGURES}
-    return {judge: FIGURES[judge]([row for row in rows if row.judge == judge]) for judge in sorted(judges)}
+    judges = {row.judge: row.judge.partition("+")[0] for row in rows}
+    return {
+        judge: FIGURES[scorer]([row for row in rows if row.judge == judge])
+        for judge, scorer in sorted(judges.items())
+        if scorer in FIGURES
+    }
 
 
 def mmlongbench_figures(rows: Sequence[ResultRow]) -> Figures:
@@ -29,7 +33,7 @@ def mmlongbench_figures(rows: Sequence[ResultRow]) -> Figures:
     without an answer scores 0 and counts in all three denominators.
     """
     answerable = [row for row in rows if NOT_ANSWERABLE not in row.gold_answers]
-    predicted = [row for row in rows if not is_refusal(row.answer or "")]
+    predicted = [row for row in rows if not is_refusal(row.judged_as or row.answer or "")]
     gained = sum(row.score or 0.0 for row in answerable)
     recall, precision = _ratio(gained, len(answerable)), _ratio(gained, len(predicted))
     return {
@@ -37,7 +41,7 @@ def mmlongbench_figures(rows: Sequence[ResultRow]) -> Figures:
         "accuracy": _ratio(sum(row.score or 0.0 for row in rows), len(rows)),
         "recall": recall,
         "precision": precision,
-        "f1": None if recall is None or precision is None else _harmonic(recall, precision),
+        "f1": None if recall is None else _harmonic(recall, precision or 0.0),
     }
 
 
@@ -57,7 +61,7 @@ def slidevqa_figures(rows: Sequence[ResultRow]) -> Figures:
     joint = [
         max(
             (
-                answer_match(row.question, answer, row.answer or "").joint(pages)
+                answer_match(row.question, answer, row.judged_as or row.answer or "").joint(pages)
                 for answer in row.gold_answers
             ),
             key=lambda match: (match.exact, match.f1),
@@ -75,7 +79,7 @@ FIGURES: dict[str, Callable[[Sequence[ResultRow]], Figures]] = {
     "mmlongbench": mmlongbench_figures,
     "slidevqa": slidevqa_figures,
 }
-"""By the name of the judge."""
+"""By the name of the scorer; a judge with an extraction call has it in its name, before a plus sign."""
 
 
 def _ratio(numerator: float, denominator: int) -> float | None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from data.corpus import Corpus
+from rewards.extraction import ExtractingScorer
 from rewards.judge import Judge, ModelJudge, RuleJudge
 from rewards.judge_cache import JudgeCache
 from rewards.scorers import SCORERS
@@ -253,6 +254,9 @@ class JudgeOptions(Config):
 
     scale: Literal[2, 5] = 2
     """2: right or wrong. 5: a grade from 1 to 5, right from 4 on."""
+    extractor: str | None = None
+    """For the judges mmlongbench and slidevqa: the spec of a model that makes answers short before they are
+    scored; null: they are scored as they are."""
     cache: str | None = None
     """JSON-lines file of verdicts, shared by runs and processes; null: none are kept."""
     honesty: Literal["rule", "model"] = "rule"
@@ -275,14 +279,16 @@ class JudgeOptions(Config):
 def make_judge(name: str, images: ImageSource | None = None, options: JudgeOptions | None = None) -> Judge:
     """The judge of a name: `rule`, `mmlongbench`, `slidevqa`, or a model spec, whose model is asked
     (`images`: for its client). ValueError for any other name."""
+    options = options or JudgeOptions()
+    if options.extractor is not None and name not in SCORERS:
+        raise ValueError(f"judge_options.extractor is for {' and '.join(SCORERS)}, not for the judge {name}")
     if name == RuleJudge.name:
         return RuleJudge()
     if name in SCORERS:
-        return SCORERS[name]()
+        return _make_scorer(name, options)
     if ":" not in name:
         known = ", ".join((RuleJudge.name, *SCORERS))
         raise ValueError(f"unknown judge {name!r}; known: {known}, or a model: {SPEC_FORMS}")
-    options = options or JudgeOptions()
     client = make_client(name, images=images, timeout=options.timeout, max_retries=options.max_retries)
     return ModelJudge(
         client,
@@ -294,6 +300,20 @@ def make_judge(name: str, images: ImageSource | None = None, options: JudgeOptio
         max_concurrency=options.max_concurrency,
         cache=JudgeCache(options.cache) if options.cache else None,
         identity=_judge_identity(name) if options.cache else None,
+    )
+
+
+def _make_scorer(name: str, options: JudgeOptions) -> Judge:
+    scorer = SCORERS[name]()
+    if options.extractor is None:
+        return scorer
+    return ExtractingScorer(
+        scorer,
+        make_client(options.extractor, timeout=options.timeout, max_retries=options.max_retries),
+        prompts=Path(options.prompts) if options.prompts else None,
+        attempts=options.attempts,
+        max_tokens=options.max_tokens,
+        max_concurrency=options.max_concurrency,
     )
 
 

@@ -19,7 +19,7 @@ from visor.types import SCHEMA_VERSION, Question, Record
 
 FOLDER_NAME = "judgements"
 FORMATS_NEEDED = "mmlongbench"
-"""The judge that needs the answer formats, which rows of older runs do not have."""
+"""The scorer that needs the answer formats, which rows of older runs do not have."""
 
 
 class Judgement(Record):
@@ -34,6 +34,8 @@ class Judgement(Record):
     verdict: bool | None
     """None: no verdict; asked again by the next call."""
     score: float | None = None
+    judged_as: str = ""
+    """The short form of the answer that was scored, where a model made one."""
     raw: str = ""
     """The reply that it was read from."""
     error: str = ""
@@ -60,7 +62,7 @@ def judge_run(
     ValueError for a folder without results, or without the answer formats that the judge needs.
     """
     rows = [row for row in load_results(folder) if row.finished and not row.error]
-    if judge.name == FORMATS_NEEDED:
+    if judge.name.partition("+")[0] == FORMATS_NEEDED:
         _check_formats(rows, folder)
     path = judgement_path(folder, judge.name)
     wanted = {(row.question_id, row.sample_index): asked_of(judge, row) for row in rows}
@@ -86,6 +88,7 @@ def judge_run(
                 asked=wanted[row.question_id, row.sample_index],
                 verdict=verdict.value,
                 score=verdict.score,
+                judged_as=verdict.judged_as,
                 raw=verdict.raw,
                 error=verdict.error,
             )

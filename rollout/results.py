@@ -47,6 +47,8 @@ class ResultRow(Record):
     """The judge's; None = not asked, or no verdict."""
     score: float | None = None
     """The judge's score where it gives one: 0 to 1 of a benchmark's scorer, a grade of 1 to 5."""
+    judged_as: str = ""
+    """The short form of the answer that was scored, where a model made one; "" = the answer as it is."""
     reward: float | None = None
     """None = unscored."""
     unscored_reason: str = ""
@@ -151,6 +153,7 @@ def result_row(trajectory: Trajectory, question: Question) -> ResultRow:
         judge=reward.judge if reward else "",
         verdict=reward.verdict if reward else None,
         score=reward.score if reward else None,
+        judged_as=reward.judged_as if reward else "",
         reward=reward.total if reward else None,
         unscored_reason=reward.unscored_reason if reward else "not scored",
         delta=reward.delta if reward else None,

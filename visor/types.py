@@ -357,6 +357,8 @@ class RewardBreakdown(Record):
     """The judge's verdict on the answer, asked whenever there is one; None = not asked or no verdict."""
     score: float | None = None
     """The judge's score where it gives one: 0 to 1 of a benchmark's scorer, a grade of 1 to 5."""
+    judged_as: str = ""
+    """The short form of the answer that was scored, where a model made one; "" = the answer as it is."""
     judge_reply: str = ""
     """What a model as judge wrote, from which the verdict was read; "" where none was asked."""
     honest: bool | None = None

@@ -102,7 +102,7 @@ def test_prompts_of_a_file_replace_those_it_has(tmp_path):
     assert client.requests[0].messages[1].text == "Q? {gold} {x}"
     assert load_judge_prompts(path)["correctness"] == load_judge_prompts()["correctness"]
     path.write_text("grades: {}\n")
-    with pytest.raises(ValueError, match="names correctness, grade, honesty"):
+    with pytest.raises(ValueError, match="names correctness, grade, extraction, honesty"):
         load_judge_prompts(path)
 
 
