@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from visor.retrieval.base import Query, ScoredPage, rank
+from visor.retrieval.bm25 import BM25Retriever
 from visor.retrieval.selection import PageTable
-from visor.types import make_page_id, split_page_id
+from visor.types import Page, make_page_id, split_page_id
 
 PAGES = [make_page_id(doc, n) for doc in ("a", "b", "c") for n in range(1, 12)]
 
@@ -52,3 +53,23 @@ def test_pages_out_of_order_are_refused():
 def test_negative_k_is_refused():
     with pytest.raises(ValueError, match="0 or more"):
         Query("q", -1)
+
+
+def test_a_query_of_a_batch_never_gets_the_page_of_another():
+    """Case F5: A has seen all its pages, B none; they are scored in one batch, B first."""
+    pages = [
+        Page(
+            page_id=f"{doc}#page={n}",
+            doc_id=doc,
+            page_number=n,
+            image="",
+            width=1,
+            height=1,
+            text=text,
+        )
+        for doc, n, text in [("a", 1, "apples and pears"), ("a", 2, "apples again"), ("b", 1, "bees")]
+    ]
+    retriever = BM25Retriever.build(pages)
+    seen = frozenset({"a#page=1", "a#page=2"})
+    found = retriever.search_batch([Query("bees", 5), Query("apples", 5, seen)])
+    assert [[hit.page_id for hit in hits] for hits in found] == [["b#page=1"], []]
