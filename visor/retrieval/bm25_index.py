@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,7 +18,14 @@ from visor.retrieval.content import (
     corpus_name,
     rebuild_hint,
 )
-from visor.retrieval.disk import build_lock, sync_tree, write_atomically
+from visor.retrieval.disk import (
+    FileRecord,
+    build_lock,
+    difference,
+    file_record,
+    sync_tree,
+    write_atomically,
+)
 from visor.retrieval.report import BuildReport, Progress
 from visor.types import SCHEMA_VERSION, PageStore, Record
 
@@ -39,6 +47,8 @@ class BM25Manifest(Record):
     libraries: dict[str, str]
     files: str
     """Folder of the index files, below the index folder."""
+    hashes: dict[str, FileRecord] = {}
+    """Each file of that folder by name; none in an index of an earlier version, which is not opened."""
 
 
 class BM25Index:
@@ -82,6 +92,7 @@ class BM25Index:
                 page_count=len(pages),
                 libraries=BM25Retriever.libraries(),
                 files=files.name,
+                hashes={file.name: file_record(file) for file in sorted(files.iterdir())},
             )
             write_atomically(path / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
             for old in path.glob("files-*"):
@@ -102,7 +113,8 @@ class BM25Index:
     @classmethod
     def open(cls, path: str | Path, corpus: PageStore) -> BM25Retriever:
         """Raises ValueError, saying which is which and to rebuild, for no or a damaged index, for another
-        corpus or state of it, and for other settings."""
+        corpus or state of it, and for other settings. Every file is compared with its hash: damage that
+        still reads would change rankings silently."""
         path = Path(path)
         manifest = read_bm25_manifest(path)
         rebuild = rebuild_hint(manifest, corpus)
@@ -112,9 +124,11 @@ class BM25Index:
                 f"this program uses {BM25Retriever.settings()}; {rebuild}"
             )
         check_corpus(path, manifest, corpus)
+        for problem in _problems(path, manifest, rebuild):
+            raise ValueError(f"the index {path} is damaged: {problem}; {rebuild}")
         try:
             return BM25Retriever.load(path / manifest.files)
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"the index {path} is damaged ({error}); {rebuild}") from None
 
 
@@ -137,6 +151,25 @@ def read_bm25_manifest(path: str | Path) -> BM25Manifest:
             "rebuild the index"
         )
     return manifest
+
+
+def verify_bm25(path: str | Path) -> list[str]:
+    """Read every file and name, a sentence each, those whose hash is not the manifest's. ValueError when
+    there is no manifest to compare with."""
+    path = Path(path)
+    manifest = read_bm25_manifest(path)
+    rebuild = rebuild_hint(manifest, None)
+    return [f"{problem}; {rebuild}" for problem in _problems(path, manifest, rebuild)]
+
+
+def _problems(path: Path, manifest: BM25Manifest, rebuild: str) -> Iterator[str]:
+    """What is wrong with each file. ValueError for an index of an earlier version."""
+    if not manifest.hashes:
+        raise ValueError(f"the index {path} was made before files had hashes in its manifest; {rebuild}")
+    for name, record in manifest.hashes.items():
+        file = path / manifest.files / name
+        if problem := difference(file, record):
+            yield f"{file} {problem}"
 
 
 def _previous(path: Path) -> BM25Manifest | None:

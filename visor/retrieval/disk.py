@@ -9,7 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from visor.types import Record
+
 LOCK_FILE = "lock"
+
+
+class FileRecord(Record):
+    """What a manifest keeps of a file."""
+
+    size: int
+    """Bytes."""
+    sha256: str
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -41,6 +51,20 @@ def sync_tree(folder: Path) -> None:
 def file_sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def file_record(path: Path) -> FileRecord:
+    return FileRecord(size=path.stat().st_size, sha256=file_sha256(path))
+
+
+def difference(path: Path, record: FileRecord) -> str | None:
+    """What tells a file from the one that was recorded, after "PATH …"; None when it is the same."""
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    if size != record.size:
+        return f"has {size} bytes, not {record.size}"
+    return None if file_sha256(path) == record.sha256 else "is not what was written"
 
 
 @contextmanager

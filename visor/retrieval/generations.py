@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from visor.retrieval.content import check_corpus, rebuild_hint
-from visor.retrieval.disk import file_sha256
+from visor.retrieval.disk import FileRecord, difference
 from visor.retrieval.encoding import EncoderIdentity
 from visor.retrieval.selection import PageTable
 from visor.types import SCHEMA_VERSION, PageStore, Record, page_sort_key
@@ -34,12 +34,6 @@ VECTORS_FILE, OFFSETS_FILE, PAGES_FILE = "vectors.bin", "offsets.bin", "pages.js
 DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 SWITCHES = 3
 """Times that an opening starts over because a build replaced the generation meanwhile."""
-
-
-class FileRecord(Record):
-    size: int
-    """Bytes."""
-    sha256: str
 
 
 class ShardPages(Record):
@@ -195,11 +189,9 @@ def verify_vectors(path: str | Path) -> list[str]:
     named = {Path(SHARDS, s.name, name): file for s in manifest.shards for name, file in s.files.items()}
     for relative, record in {**named, **{Path(k): v for k, v in manifest.files.items()}}.items():
         file = path / relative
-        if not file.is_file():
-            problems.append(f"{file} is missing")
-        elif file.stat().st_size != record.size or file_sha256(file) != record.sha256:
+        if problem := difference(file, record):
             problems.append(
-                f"{file} is not what was written; remove {file.parent} and run `visor index` again, which "
+                f"{file} {problem}; remove {file.parent} and run `visor index` again, which "
                 "encodes only what is missing"
             )
     return problems

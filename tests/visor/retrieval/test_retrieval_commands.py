@@ -1,8 +1,10 @@
 """`visor index` and `visor search` as a person calls them."""
 
 import json
+import shutil
 import sys
 
+import numpy as np
 import pytest
 
 from visor.cli import main
@@ -69,7 +71,6 @@ def test_json_filters_and_exclusions(corpus, capsys):
         (["index", "--retriever", "dense", "--batch-size", "0"], "--batch-size must be 1 or more"),
         (["index", "--retriever", "dense", "--faiss-factory", "X"], "FAISS makes no index 'X'"),
         (["index", "--retriever", "hybrid"], "hybrid has no index of its own; build its parts"),
-        (["index", "--verify"], "is a bm25 index, which keeps no hashes"),
     ],
 )
 def test_wrong_use_is_one_sentence(corpus, capsys, arguments, message):
@@ -110,3 +111,66 @@ def test_a_bar_on_a_terminal(corpus, tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr().err
     assert "5/5" in shown
     assert "pages/s" in shown or "s/ pages" in shown
+
+
+# ---------------------------------------------------------------- damage
+
+
+@pytest.fixture
+def copied(corpus, tmp_path):
+    """A corpus of its own, for tests that damage its index."""
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder)
+    return folder
+
+
+def said(capsys, *arguments, code=2):
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.err + captured.out
+
+
+def reverse(file):
+    file.write_bytes(file.read_bytes()[::-1])
+
+
+def large_numbers(file):
+    np.save(file, np.full_like(np.load(file), 1_000_000))
+
+
+DAMAGE = {
+    "vocab.index.json": lambda file: file.write_text("{}"),
+    "page_ids.json": lambda file: file.write_text("[]"),
+    "params.index.json": lambda file: file.unlink(),
+    "data.csc.index.npy": reverse,
+    "indptr.csc.index.npy": reverse,
+    "indices.csc.index.npy": large_numbers,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_bm25_file_is_named_and_the_build_mends_it(copied, capsys, name):
+    [file] = copied.glob(f"index/bm25/files-*/{name}")
+    before = said(capsys, "search", copied, "red fox", code=0)
+    assert "every file is as it was written" in said(capsys, "index", copied, "--verify", code=0)
+    DAMAGE[name](file)
+    message = said(capsys, "search", copied, "red fox")
+    assert f"is damaged: {file} " in message
+    assert f"rebuild it with `visor index {copied} --retriever bm25`" in message
+    assert str(file) in said(capsys, "index", copied, "--verify", code=1)
+    said(capsys, "index", copied, code=0)
+    assert said(capsys, "search", copied, "red fox", code=0) == before
+
+
+def test_a_bm25_index_without_hashes_is_refused(copied, capsys):
+    manifest = copied / "index" / "bm25" / "manifest.json"
+    fields = json.loads(manifest.read_text())
+    assert len(fields.pop("hashes")) == 6
+    manifest.write_text(json.dumps(fields))
+    for command in (["search", copied, "fox"], ["index", copied, "--verify"]):
+        message = said(capsys, *command)
+        assert "was made before files had hashes in its manifest; rebuild it with `visor index" in message
+    said(capsys, "index", copied, code=0)
+    assert "a.pdf#page=1" in said(capsys, "search", copied, "fox", code=0)
