@@ -16,6 +16,7 @@ from visor.retrieval.content import (
     check_owner,
     corpus_hash,
     corpus_name,
+    index_command,
     rebuild_hint,
 )
 from visor.retrieval.disk import (
@@ -116,8 +117,8 @@ class BM25Index:
         corpus or state of it, and for other settings. Every file is compared with its hash: damage that
         still reads would change rankings silently."""
         path = Path(path)
-        manifest = read_bm25_manifest(path)
-        rebuild = rebuild_hint(manifest, corpus)
+        manifest = read_bm25_manifest(path, corpus)
+        rebuild = rebuild_hint(path, manifest, corpus)
         if manifest.settings != BM25Retriever.settings():
             raise ValueError(
                 f"the index {path} was made with {manifest.settings}, "
@@ -136,19 +137,24 @@ def has_bm25(path: str | Path) -> bool:
     return (Path(path) / MANIFEST_FILE).is_file()
 
 
-def read_bm25_manifest(path: str | Path) -> BM25Manifest:
-    """Read an index's manifest. Raises ValueError when there is none or it is of another version."""
-    file = Path(path) / MANIFEST_FILE
+def read_bm25_manifest(path: str | Path, corpus: PageStore | None = None) -> BM25Manifest:
+    """Read an index's manifest. Raises ValueError when there is none, it is damaged or of another version;
+    what to do then names the `corpus`."""
+    path = Path(path)
+    file = path / MANIFEST_FILE
     if not file.is_file():
         raise ValueError(f"{path} holds no index; make one with `visor index CORPUS`")
+    rebuild = index_command(path, corpus, RETRIEVER)
     try:
-        manifest = BM25Manifest.model_validate_json(file.read_text(encoding="utf-8"))
+        manifest = BM25Manifest.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        raise ValueError(f"{file} is not an index manifest: {error.errors()[0]['msg']}") from None
+        raise ValueError(
+            f"{file} is not an index manifest ({error.errors()[0]['msg']}); rebuild the index with {rebuild}"
+        ) from None
     if manifest.schema_version != SCHEMA_VERSION:
         raise ValueError(
             f"{file} has schema version {manifest.schema_version}, this program reads {SCHEMA_VERSION}; "
-            "rebuild the index"
+            f"rebuild the index with {rebuild}"
         )
     return manifest
 
@@ -158,7 +164,7 @@ def verify_bm25(path: str | Path) -> list[str]:
     there is no manifest to compare with."""
     path = Path(path)
     manifest = read_bm25_manifest(path)
-    rebuild = rebuild_hint(manifest, None)
+    rebuild = rebuild_hint(path, manifest, None)
     return [f"{problem}; {rebuild}" for problem in _problems(path, manifest, rebuild)]
 
 

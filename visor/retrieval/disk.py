@@ -67,14 +67,32 @@ def difference(path: Path, record: FileRecord) -> str | None:
     return None if file_sha256(path) == record.sha256 else "is not what was written"
 
 
+def in_the_way(folder: Path) -> str | None:
+    """A sentence about a file that is where an index folder, or a folder above it, should be."""
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place) and not place.is_dir():
+            return (
+                f"{place} is a file and no folder, in the way of the index {folder}; move it away, or name "
+                "another folder with --index"
+            )
+    return None
+
+
 @contextmanager
 def build_lock(folder: Path) -> Iterator[None]:
     """Hold the right to write an index folder, which is made if absent.
 
-    ValueError when another process holds it. The lock ends with its process, however that ends.
+    ValueError when another process holds it, and when the folder cannot be made or written. The lock ends
+    with its process, however that ends.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("a") as stream:
+    if blocked := in_the_way(folder):
+        raise ValueError(blocked)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK_FILE).open("a")
+    except OSError as error:
+        raise ValueError(f"the index folder {folder} cannot be written: {error.strerror}") from None
+    with lock as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
