@@ -92,7 +92,11 @@ def only_one(folder: Path) -> Iterator[int]:
     The system releases the lock when the last process that has the descriptor ends, however it ends. Worker
     processes get it too: those of a killed ingest write until they notice, and the next one waits for them.
     """
-    with (folder / ".lock").open("w") as stream:
+    try:
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ValueError(f"the corpus {folder} cannot be written: {error.strerror}") from None
+    with lock as stream:
         give_up = time.monotonic() + LOCK_SECONDS
         while True:
             try:

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from visor.types import page_sort_key
 
+REPLACEMENT = "\ufffd"
+
 
 @dataclass(frozen=True)
 class ScoredPage:
@@ -24,6 +26,7 @@ class Query:
     """One search: what to look for, how many pages, and which pages may be returned."""
 
     text: str
+    """Half a surrogate pair in it becomes U+FFFD: no encoder and no connection can take it as it is."""
     k: int
     """At most this many pages; 0 or more."""
     exclude_page_ids: frozenset[str] = frozenset()
@@ -33,6 +36,7 @@ class Query:
     """Return pages of these documents only; None = of all."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "text", clean_text(self.text))
         if self.k < 0:
             raise ValueError(f"k must be 0 or more, got {self.k}")
 
@@ -53,6 +57,13 @@ class BatchRetriever(Retriever, Protocol):
     def search_batch(self, queries: Sequence[Query]) -> list[list[ScoredPage]]:
         """The pages of each query, in the order of the queries."""
         ...
+
+
+def clean_text(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair, which UTF-8 cannot carry."""
+    if text.isascii():
+        return text
+    return "".join(REPLACEMENT if "\ud800" <= character <= "\udfff" else character for character in text)
 
 
 def rank(scored: Iterable[ScoredPage], k: int) -> list[ScoredPage]:

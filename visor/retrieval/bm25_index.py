@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,9 +16,17 @@ from visor.retrieval.content import (
     check_owner,
     corpus_hash,
     corpus_name,
+    index_command,
     rebuild_hint,
 )
-from visor.retrieval.disk import build_lock, sync_tree, write_atomically
+from visor.retrieval.disk import (
+    FileRecord,
+    build_lock,
+    difference,
+    file_record,
+    sync_tree,
+    write_atomically,
+)
 from visor.retrieval.report import BuildReport, Progress
 from visor.types import SCHEMA_VERSION, PageStore, Record
 
@@ -39,6 +48,8 @@ class BM25Manifest(Record):
     libraries: dict[str, str]
     files: str
     """Folder of the index files, below the index folder."""
+    hashes: dict[str, FileRecord] = {}
+    """Each file of that folder by name; none in an index of an earlier version, which is not opened."""
 
 
 class BM25Index:
@@ -82,6 +93,7 @@ class BM25Index:
                 page_count=len(pages),
                 libraries=BM25Retriever.libraries(),
                 files=files.name,
+                hashes={file.name: file_record(file) for file in sorted(files.iterdir())},
             )
             write_atomically(path / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
             for old in path.glob("files-*"):
@@ -102,19 +114,22 @@ class BM25Index:
     @classmethod
     def open(cls, path: str | Path, corpus: PageStore) -> BM25Retriever:
         """Raises ValueError, saying which is which and to rebuild, for no or a damaged index, for another
-        corpus or state of it, and for other settings."""
+        corpus or state of it, and for other settings. Every file is compared with its hash: damage that
+        still reads would change rankings silently."""
         path = Path(path)
-        manifest = read_bm25_manifest(path)
-        rebuild = rebuild_hint(manifest, corpus)
+        manifest = read_bm25_manifest(path, corpus)
+        rebuild = rebuild_hint(path, manifest, corpus)
         if manifest.settings != BM25Retriever.settings():
             raise ValueError(
                 f"the index {path} was made with {manifest.settings}, "
                 f"this program uses {BM25Retriever.settings()}; {rebuild}"
             )
         check_corpus(path, manifest, corpus)
+        for problem in _problems(path, manifest, rebuild):
+            raise ValueError(f"the index {path} is damaged: {problem}; {rebuild}")
         try:
             return BM25Retriever.load(path / manifest.files)
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"the index {path} is damaged ({error}); {rebuild}") from None
 
 
@@ -122,21 +137,45 @@ def has_bm25(path: str | Path) -> bool:
     return (Path(path) / MANIFEST_FILE).is_file()
 
 
-def read_bm25_manifest(path: str | Path) -> BM25Manifest:
-    """Read an index's manifest. Raises ValueError when there is none or it is of another version."""
-    file = Path(path) / MANIFEST_FILE
+def read_bm25_manifest(path: str | Path, corpus: PageStore | None = None) -> BM25Manifest:
+    """Read an index's manifest. Raises ValueError when there is none, it is damaged or of another version;
+    what to do then names the `corpus`."""
+    path = Path(path)
+    file = path / MANIFEST_FILE
     if not file.is_file():
         raise ValueError(f"{path} holds no index; make one with `visor index CORPUS`")
+    rebuild = index_command(path, corpus, RETRIEVER)
     try:
-        manifest = BM25Manifest.model_validate_json(file.read_text(encoding="utf-8"))
+        manifest = BM25Manifest.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        raise ValueError(f"{file} is not an index manifest: {error.errors()[0]['msg']}") from None
+        raise ValueError(
+            f"{file} is not an index manifest ({error.errors()[0]['msg']}); rebuild the index with {rebuild}"
+        ) from None
     if manifest.schema_version != SCHEMA_VERSION:
         raise ValueError(
             f"{file} has schema version {manifest.schema_version}, this program reads {SCHEMA_VERSION}; "
-            "rebuild the index"
+            f"rebuild the index with {rebuild}"
         )
     return manifest
+
+
+def verify_bm25(path: str | Path) -> list[str]:
+    """Read every file and name, a sentence each, those whose hash is not the manifest's. ValueError when
+    there is no manifest to compare with."""
+    path = Path(path)
+    manifest = read_bm25_manifest(path)
+    rebuild = rebuild_hint(path, manifest, None)
+    return [f"{problem}; {rebuild}" for problem in _problems(path, manifest, rebuild)]
+
+
+def _problems(path: Path, manifest: BM25Manifest, rebuild: str) -> Iterator[str]:
+    """What is wrong with each file. ValueError for an index of an earlier version."""
+    if not manifest.hashes:
+        raise ValueError(f"the index {path} was made before files had hashes in its manifest; {rebuild}")
+    for name, record in manifest.hashes.items():
+        file = path / manifest.files / name
+        if problem := difference(file, record):
+            yield f"{file} {problem}"
 
 
 def _previous(path: Path) -> BM25Manifest | None:

@@ -17,7 +17,6 @@ from visor.types import Page
 __all__ = ["RetrievalClient", "RetrievalError"]
 
 PEER_PREFIX = "peer+"
-REPLACEMENT = "\ufffd"
 CONNECT_BUDGET = 10.0
 """Seconds."""
 
@@ -95,9 +94,8 @@ class RetrievalClient:
 
     def search_batch(self, queries: Sequence[Query]) -> list[list[ScoredPage]]:
         """The pages of each query, in the order of the queries; see `search`."""
-        asked = [_sendable(query) for query in queries]
-        found = iter(self._protocol.search([query for query in asked if _has_answer(query)]))
-        ranked = [next(found) if _has_answer(query) else [] for query in asked]
+        found = iter(self._protocol.search([query for query in queries if _has_answer(query)]))
+        ranked = [next(found) if _has_answer(query) else [] for query in queries]
         self._check_pages(ranked)
         return ranked
 
@@ -205,14 +203,6 @@ def _hits(hits: list[dict[str, Any]]) -> Iterator[ScoredPage]:
 def _has_answer(query: Query) -> bool:
     """Queries without text have no pages, here as in any retriever; they need no server."""
     return bool(query.text.strip()) and query.k > 0
-
-
-def _sendable(query: Query) -> Query:
-    """Half a surrogate pair, which no UTF-8 can carry, becomes the replacement character."""
-    if not any("\ud800" <= character <= "\udfff" for character in query.text):
-        return query
-    text = "".join(REPLACEMENT if "\ud800" <= c <= "\udfff" else c for c in query.text)
-    return Query(text, query.k, query.exclude_page_ids, query.doc_ids)
 
 
 def _json(session: HttpSession, response: httpx2.Response) -> Any:

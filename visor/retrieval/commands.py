@@ -98,14 +98,16 @@ def index_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_index(arguments: argparse.Namespace, open_corpus: Callable[[str], PageStore]) -> int:
+    from visor.retrieval.bm25_index import has_bm25, verify_bm25
     from visor.retrieval.generations import has_vectors, verify_vectors
-    from visor.retrieval.index import build_index, has_index, index_path
+    from visor.retrieval.index import build_index, has_index, index_path, no_index
 
     path = index_path(arguments.corpus, arguments.index, arguments.retriever)
     if arguments.verify:
-        if has_index(path) and not has_vectors(path):
-            raise ValueError(f"{path} is a bm25 index, which keeps no hashes; build it again instead")
-        problems = verify_vectors(path)
+        if not has_index(path):
+            raise ValueError(no_index(path, arguments.corpus, arguments.retriever))
+        is_bm25 = has_bm25(path) and not has_vectors(path)
+        problems = verify_bm25(path) if is_bm25 else verify_vectors(path)
         print("\n".join(problems) or f"{path}: every file is as it was written")
         return EXIT_FAILED if problems else EXIT_OK
     if arguments.batch_size is not None and arguments.batch_size < 1:

@@ -56,7 +56,7 @@ def check_corpus(path: Path, manifest: MadeFor, corpus: PageStore | None) -> Non
         raise ValueError(
             f"the index {path} was made for corpus {manifest.corpus!r} with {manifest.page_count} pages, "
             f"which is not {corpus_name(corpus)!r} as it is now ({len(pages)} pages); "
-            f"{rebuild_hint(manifest, corpus)}"
+            f"{rebuild_hint(path, manifest, corpus)}"
         )
 
 
@@ -71,10 +71,19 @@ def check_owner(path: Path, manifest: MadeFor | None, corpus: PageStore) -> None
         )
 
 
-def rebuild_hint(manifest: MadeFor, corpus: PageStore | None, retriever: str | None = None) -> str:
+def rebuild_hint(path: Path, manifest: MadeFor, corpus: PageStore | None) -> str:
     """What to do about an index that is refused."""
-    name = getattr(corpus, "path", "CORPUS")
-    return f"rebuild it with `visor index {name} --retriever {retriever or manifest.retriever}`"
+    return f"rebuild it with {index_command(path, corpus, manifest.retriever)}"
+
+
+def index_command(path: Path | None, corpus: PageStore | None, retriever: str) -> str:
+    """The command that makes the index in `path` (None: in the default folder) anew."""
+    folder = getattr(corpus, "path", None)
+    if folder is None:
+        return f"`visor index CORPUS --retriever {retriever}`"
+    default = Path(folder) / "index" / retriever
+    elsewhere = "" if path is None or path.resolve() == default.resolve() else f" --index {path}"
+    return f"`visor index {folder} --retriever {retriever}{elsewhere}`"
 
 
 def _add(digest, *parts: str | bytes) -> None:

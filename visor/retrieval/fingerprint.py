@@ -35,7 +35,7 @@ PROBE_QUERIES = (
 """Ours; fixed for good, because every stored retriever fingerprint depends on them."""
 PROBE_PAGES = 5
 DIGITS = 16
-VOLATILE = frozenset({"files", "shards", "generation", "corpus", "path", "created"})
+VOLATILE = frozenset({"files", "hashes", "shards", "generation", "corpus", "path", "created"})
 """Fields of a manifest that differ between two builds of the same index: where its files are, and names."""
 CANARY_TOLERANCE = {"float32": 1e-3}
 REDUCED_PRECISION_TOLERANCE = 5e-2

@@ -22,8 +22,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
-from visor.retrieval.content import check_corpus, rebuild_hint
-from visor.retrieval.disk import file_sha256
+from visor.retrieval.content import check_corpus, index_command, rebuild_hint
+from visor.retrieval.disk import FileRecord, difference
 from visor.retrieval.encoding import EncoderIdentity
 from visor.retrieval.selection import PageTable
 from visor.types import SCHEMA_VERSION, PageStore, Record, page_sort_key
@@ -34,12 +34,6 @@ VECTORS_FILE, OFFSETS_FILE, PAGES_FILE = "vectors.bin", "offsets.bin", "pages.js
 DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 SWITCHES = 3
 """Times that an opening starts over because a build replaced the generation meanwhile."""
-
-
-class FileRecord(Record):
-    size: int
-    """Bytes."""
-    sha256: str
 
 
 class ShardPages(Record):
@@ -145,7 +139,7 @@ def open_vectors(
     """
     path = Path(path)
     for attempt in range(SWITCHES):
-        manifest = read_vector_manifest(path)
+        manifest = read_vector_manifest(path, corpus)
         if identity is not None:
             check_identity(path, manifest, identity, corpus)
         check_corpus(path, manifest, corpus)
@@ -165,23 +159,27 @@ def has_vectors(path: str | Path) -> bool:
     return (Path(path) / CURRENT_FILE).is_file()
 
 
-def read_vector_manifest(path: str | Path) -> VectorManifest:
-    """The manifest of the generation in service. ValueError when there is none or it is damaged."""
+def read_vector_manifest(path: str | Path, corpus: PageStore | None = None) -> VectorManifest:
+    """The manifest of the generation in service. ValueError when there is none or it is damaged; what to do
+    then names the `corpus`."""
     path = Path(path)
     if not has_vectors(path):
         raise ValueError(f"{path} holds no index of page vectors; make one with `visor index CORPUS`")
-    number = (path / CURRENT_FILE).read_text(encoding="utf-8").strip()
+    # Which retriever made it is what cannot be read; folders are named for theirs unless --index is given.
+    maker = path.name if path.name in ("dense", "colqwen") else "RETRIEVER"
+    rebuild = f"rebuild the index with {index_command(path, corpus, maker)} and the encoder it was made with"
+    number = (path / CURRENT_FILE).read_text(encoding="utf-8", errors="replace").strip()
     file = path / GENERATIONS / f"{number}.json"
     try:
-        manifest = VectorManifest.model_validate_json(file.read_text(encoding="utf-8"))
-    except OSError:
-        raise ValueError(f"the index {path} is damaged: {file} cannot be read; rebuild it") from None
+        manifest = VectorManifest.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        raise ValueError(f"{file} is not an index manifest: {error.errors()[0]['msg']}") from None
+        raise ValueError(f"{file} is not an index manifest ({error.errors()[0]['msg']}); {rebuild}") from None
+    except (OSError, ValueError):  # a number with a NUL is no path
+        raise ValueError(f"the index {path} is damaged: {file} cannot be read; {rebuild}") from None
     if manifest.schema_version != SCHEMA_VERSION:
         raise ValueError(
             f"{file} has schema version {manifest.schema_version}, this program reads {SCHEMA_VERSION}; "
-            "rebuild the index"
+            f"{rebuild}"
         )
     return manifest
 
@@ -195,11 +193,9 @@ def verify_vectors(path: str | Path) -> list[str]:
     named = {Path(SHARDS, s.name, name): file for s in manifest.shards for name, file in s.files.items()}
     for relative, record in {**named, **{Path(k): v for k, v in manifest.files.items()}}.items():
         file = path / relative
-        if not file.is_file():
-            problems.append(f"{file} is missing")
-        elif file.stat().st_size != record.size or file_sha256(file) != record.sha256:
+        if problem := difference(file, record):
             problems.append(
-                f"{file} is not what was written; remove {file.parent} and run `visor index` again, which "
+                f"{file} {problem}; remove {file.parent} and run `visor index` again, which "
                 "encodes only what is missing"
             )
     return problems
@@ -212,7 +208,7 @@ def check_identity(
     if manifest.identity != identity:
         raise ValueError(
             f"the index {path} was made with {describe_difference(manifest.identity, identity)}; search with "
-            f"that encoder, or {rebuild_hint(manifest, corpus)} and --replace"
+            f"that encoder, or {rebuild_hint(path, manifest, corpus)} and --replace"
         )
 
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from visor.retrieval.base import BatchRetriever
 from visor.retrieval.bm25_index import BM25Manifest, has_bm25, read_bm25_manifest
-from visor.retrieval.content import corpus_hash, rebuild_hint
+from visor.retrieval.content import corpus_hash, corpus_name, index_command
+from visor.retrieval.disk import in_the_way
 from visor.retrieval.generations import SHARDS, VectorManifest, has_vectors, read_vector_manifest
 from visor.retrieval.hybrid import HybridRetriever, hybrid_parts
 from visor.retrieval.opening import is_remote, open_remote
@@ -58,7 +59,11 @@ RETRIEVERS: dict[str, Callable[[], Any]] = {"bm25": _bm25, "dense": _dense, "col
 
 
 def default_index_path(corpus_path: str | Path, retriever: str = DEFAULT_RETRIEVER) -> Path:
-    """`CORPUS/index/RETRIEVER`; for a hybrid, `CORPUS/index`, below which its parts are."""
+    """`CORPUS/index/RETRIEVER`; for a hybrid, `CORPUS/index`, below which its parts are.
+
+    Raises ValueError for a retriever that there is not.
+    """
+    check_retriever(retriever)
     folder = Path(corpus_path) / "index"
     return folder if hybrid_parts(retriever) else folder / retriever
 
@@ -118,11 +123,15 @@ def open_index(
     parts in the folders `path/bm25` and `path/dense`. Options go to the retriever (for each part of a hybrid,
     those it knows).
 
-    Raises ValueError, saying which is which and to rebuild, when there is no index, when it is damaged, or
+    Raises ValueError for an unknown retriever and a corpus without pages; and, saying which is which and to
+    rebuild, when there is no index, when it is damaged, or
     when it was made for another corpus or state of it, by another retriever, or with another encoder.
     """
+    check_pages(corpus)
     if is_remote(path):
         return open_remote(str(path), corpus, retriever, **options)
+    if retriever is not None:
+        check_retriever(retriever)
     if retriever is not None and (parts := hybrid_parts(retriever)):
         depth = {name: options.pop(name) for name in ("depth",) if name in options}
         opened = [
@@ -131,19 +140,31 @@ def open_index(
         ]
         return HybridRetriever(opened[0], opened[1], **depth)
     if not has_index(path):
-        raise ValueError(_no_index(path, corpus, retriever))
-    manifest = read_manifest(path)
+        raise ValueError(no_index(path, getattr(corpus, "path", "CORPUS"), retriever))
+    manifest = read_manifest(path, corpus)
     if retriever is not None and retriever != manifest.retriever:
         raise ValueError(
             f"the index {path} was made by {manifest.retriever!r}, not {retriever!r}; "
-            f"{rebuild_hint(manifest, corpus, retriever)}"
+            f"make one with {index_command(None, corpus, retriever)} and search without --index"
         )
     indexed = _retriever_class(manifest.retriever)
     return indexed.open(path, corpus, **_checked(manifest.retriever, indexed.open, options))
 
 
-def _no_index(path: str | Path, corpus: PageStore, retriever: str | None) -> str:
-    command = f"visor index {getattr(corpus, 'path', 'CORPUS')}"
+def check_pages(corpus: PageStore) -> None:
+    """ValueError for a corpus that nothing can be found in; indexing it would not help."""
+    if not corpus.pages():
+        name = getattr(corpus, "path", corpus_name(corpus))
+        raise ValueError(
+            f"{name} has no pages, so there is nothing to search; add documents with `visor ingest`"
+        )
+
+
+def no_index(path: str | Path, corpus: str | Path, retriever: str | None) -> str:
+    """What to do where a folder holds no index; `corpus`: its folder."""
+    if blocked := in_the_way(Path(path)):
+        return blocked
+    command = f"visor index {corpus}"
     if retriever not in (None, DEFAULT_RETRIEVER):
         command += f" --retriever {retriever}"
     if (Path(path) / SHARDS).is_dir():
@@ -156,15 +177,22 @@ def has_index(path: str | Path) -> bool:
     return has_vectors(path) or has_bm25(path)
 
 
-def read_manifest(path: str | Path) -> BM25Manifest | VectorManifest:
-    """Read an index's manifest. Raises ValueError when there is none or it is of another version."""
-    return read_vector_manifest(path) if has_vectors(path) else read_bm25_manifest(path)
+def read_manifest(path: str | Path, corpus: PageStore | None = None) -> BM25Manifest | VectorManifest:
+    """Read an index's manifest. Raises ValueError when there is none or it is of another version; what to do
+    then names the `corpus`."""
+    return read_vector_manifest(path, corpus) if has_vectors(path) else read_bm25_manifest(path, corpus)
+
+
+def check_retriever(name: str) -> None:
+    """ValueError, naming those there are, for an unknown retriever, also as a part of a hybrid."""
+    for part in hybrid_parts(name) or (name,):
+        if part not in RETRIEVERS:
+            known = ", ".join([*sorted(RETRIEVERS), "hybrid:FIRST+SECOND"])
+            raise ValueError(f"unknown retriever {part!r}; known: {known}")
 
 
 def _retriever_class(name: str) -> Any:
-    if name not in RETRIEVERS:
-        known = ", ".join([*sorted(RETRIEVERS), "hybrid:FIRST+SECOND"])
-        raise ValueError(f"unknown retriever {name!r}; known: {known}")
+    check_retriever(name)
     return RETRIEVERS[name]()
 
 

@@ -25,19 +25,25 @@ def resolved(location: str | Path) -> str:
     return str(location) if is_remote(location) else str(Path(location).resolve())
 
 
-def describe_index(path: str | Path, retriever: str) -> dict[str, Any]:
+def describe_index(path: str | Path, retriever: str, corpus: PageStore | None = None) -> dict[str, Any]:
     """The manifest of an index folder as a mapping; of a hybrid, those of its two indexes as `parts`.
 
-    Raises ValueError when there is none.
+    Raises ValueError when there is none; what to do then names the `corpus`.
     """
-    from visor.retrieval.index import read_manifest
-
     names = hybrid_parts(retriever)
     if names is None:
-        return read_manifest(path).model_dump(mode="json")
-    parts = [read_manifest(Path(path) / name).model_dump(mode="json") for name in names]
+        return _manifest(path, retriever, corpus)
+    parts = [_manifest(Path(path) / name, name, corpus) for name in names]
     shared = {name: parts[0][name] for name in ("corpus", "corpus_hash", "page_count")}
     return {"retriever": retriever, "parts": parts, **shared}
+
+
+def _manifest(path: str | Path, retriever: str, corpus: PageStore | None) -> dict[str, Any]:
+    from visor.retrieval.index import has_index, no_index, read_manifest
+
+    if not has_index(path):
+        raise ValueError(no_index(path, getattr(corpus, "path", "CORPUS"), retriever))
+    return read_manifest(path, corpus).model_dump(mode="json")
 
 
 def open_remote(url: str, corpus: PageStore, retriever: str | None = None, **options: Any) -> RetrievalClient:

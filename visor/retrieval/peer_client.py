@@ -1,12 +1,15 @@
 """Speaks to the search servers of the peers (VRAG-RL, ViDoRAG, VISOR's public code), which name images.
 
 They take `GET /search?queries=…` or `POST /search`, and give a list of images for each query, as
-`[[{"image_file": path}]]` or as `{"results": [{"data": [{"file_path": path}], "score": […]}]}`.
+`[[{"image_file": path}]]` or as `{"results": [{"data": [{"file_path": path}], "score": […]}]}`. Theirs give
+scores with the second only; ours (`visor serve --peer-protocol`) puts a `score` into each image of the first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +25,7 @@ MAX_QUERIES, MAX_URL_BYTES = 100, 30_000
 
 class PeerProtocol:
     """Their servers know neither exclusions nor filters: those are applied to what they give, which is ten
-    pages at most, so fewer than k pages may be left. They give no scores with a GET: rank r gets 1 / r."""
+    pages at most, so fewer than k pages may be left. Where they give no scores, rank r gets 1 / r."""
 
     name = "peer"
     fingerprint: str | None = None
@@ -88,10 +91,7 @@ class PeerProtocol:
 def _images(result: Any) -> Iterator[tuple[str, float]]:
     """The images of one query's result, in either of the two shapes; texts and videos are left out."""
     items = result["data"] if isinstance(result, dict) else result
-    scores = result.get("score") if isinstance(result, dict) else None
-    if not (isinstance(scores, list) and len(scores) == len(items)):
-        scores = [1 / rank for rank in range(1, len(items) + 1)]
-    for item, score in zip(items, scores):
+    for item, score in zip(items, _scores(result, items)):
         if isinstance(item, str):
             yield item, float(score)
         elif item.get("type", "image") == "image":
@@ -99,6 +99,17 @@ def _images(result: Any) -> Iterator[tuple[str, float]]:
             if not isinstance(path, str):
                 raise ValueError(f"an image without a path: {item!r:.100}")
             yield path, float(score)
+
+
+def _scores(result: Any, items: list[Any]) -> list[float]:
+    """Those of the reply, when each item has one and they descend (a distance does not); else 1 / rank."""
+    scores = result.get("score") if isinstance(result, dict) else None
+    if not (isinstance(scores, list) and len(scores) == len(items)):
+        scores = [item.get("score") if isinstance(item, dict) else None for item in items]
+    numbers = [float(s) for s in scores if isinstance(s, int | float) and math.isfinite(s)]
+    if len(numbers) == len(items) and all(a >= b for a, b in pairwise(numbers)):
+        return numbers
+    return [1 / rank for rank in range(1, len(items) + 1)]
 
 
 def _chunks(queries: Sequence[Query]) -> Iterator[list[Query]]:

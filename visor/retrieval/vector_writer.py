@@ -110,7 +110,8 @@ class _Build:
         try:
             return read_vector_manifest(self.path)
         except ValueError as error:
-            self.notes.append(f"the index before could not be read and is made anew: {error}")
+            reason = str(error).partition("; rebuild")[0]  # this build is what the rest asks for
+            self.notes.append(f"the index before could not be read and is made anew: {reason}")
             return None
 
     def check_encoder(self) -> None:

@@ -65,7 +65,7 @@ def test_texts_that_join_to_the_same_bytes_are_told_apart():
 
 def test_another_retriever_or_other_settings_are_refused(store, tmp_path, monkeypatch):
     build_index(store, tmp_path / "ix")
-    with pytest.raises(ValueError, match=r"made by 'bm25', not 'dense'; rebuild .*--retriever dense"):
+    with pytest.raises(ValueError, match=r"made by 'bm25', not 'dense'; make one with .*--retriever dense"):
         open_index(tmp_path / "ix", store, "dense")
     monkeypatch.setattr(BM25Retriever, "settings", staticmethod(lambda: {"tokenizer": "64"}))
     with pytest.raises(ValueError, match=r"'lucene'.*'64'.*rebuild"):

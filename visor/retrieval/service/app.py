@@ -43,7 +43,10 @@ def create_app(
         scorer.stop()
 
     # The interactive documentation would load scripts from elsewhere; /openapi.json stays.
-    app = FastAPI(title="visor retrieval", docs_url=None, redoc_url=None, lifespan=lifespan)
+    # An address with a slash too many is refused in words; a redirection would have an empty body.
+    app = FastAPI(
+        title="visor retrieval", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan
+    )
     doc_ids = frozenset(page.doc_id for page in corpus.pages())
 
     @app.exception_handler(Refused)

@@ -67,7 +67,7 @@ def serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_serve(arguments: argparse.Namespace, corpus: PageStore) -> int:
     """Serve `corpus` until SIGTERM or Ctrl-C; exit code 0 then. ValueError or OSError when it cannot."""
-    from visor.retrieval.index import default_index_path, open_index
+    from visor.retrieval.index import check_pages, check_retriever, default_index_path, open_index
     from visor.retrieval.opening import describe_index, is_remote
     from visor.retrieval.peer_names import PeerImages
     from visor.retrieval.service.scoring import Opened, Scorer
@@ -79,8 +79,10 @@ def run_serve(arguments: argparse.Namespace, corpus: PageStore) -> int:
     limits = Limits(**{name: getattr(arguments, name) for name in names})
     if arguments.index and is_remote(arguments.index):
         raise ValueError(f"serve opens an index folder, and {arguments.index} is a service already")
+    check_pages(corpus)
+    check_retriever(arguments.retriever)
     path = Path(arguments.index or default_index_path(arguments.corpus, arguments.retriever))
-    describe_index(path, arguments.retriever)  # a missing index is told before anything else starts
+    describe_index(path, arguments.retriever, corpus)  # a missing index is told before anything else starts
     if arguments.peer_images and not arguments.peer_protocol:
         raise ValueError("--peer-images goes with --peer-protocol")
     images = PeerImages(corpus, arguments.peer_images) if arguments.peer_protocol else None

@@ -61,7 +61,7 @@ def test_the_port_is_taken_back_after_a_kill(corpus):
     ("options", "message"),
     [
         (["--index", "nowhere"], "nowhere holds no index; make one with `visor index"),
-        (["--retriever", "bm52"], "holds no index"),
+        (["--retriever", "bm52"], "unknown retriever 'bm52'"),
         (["--index", "http://localhost:1"], "is a service already"),
         (["--max-queries", "0"], "--max-queries must be 1 or more"),
         (["--host", "203.0.113.7"], "cannot listen at 203.0.113.7:0"),

@@ -190,6 +190,12 @@ def test_a_body_without_its_length_is_cut_off_too(http):
 
 def test_other_paths_and_methods(http):
     assert http.get("/").status_code == 404
+    for address in ("/v1/search/", "/healthz/", "/search/"):
+        response = http.get(address)
+        assert (response.status_code, response.json()) == (404, {"detail": "Not Found"}), "no redirection"
+    nothing = http.post("/v1/search", json={"queries": [{"id": "a", "text": "red", "top_k": 0}]})
+    assert nothing.status_code == 200
+    assert nothing.json()["results"] == [{"id": "a", "hits": [], "exhausted": False}]
     assert http.get("/v1/search").status_code == 405
     assert http.request("DELETE", "/v1/pages/fruit.pdf%23page=1").status_code == 405
     assert http.put("/v1/search", content=b"{}").status_code == 405

@@ -154,6 +154,14 @@ class Peer(ThreadingHTTPServer):
         self.url = f"peer+http://127.0.0.1:{self.server_address[1]}"
 
 
+PER_IMAGE = {
+    "scored": [0.75, 0.5, 0.5, -2],
+    "distances": [0.1, 0.2, 0.3, 0.4],
+    "partly scored": [0.75, 0.5, None, 0.1],
+    "not finite": [0.75, 0.5, float("nan"), 0.1],
+}
+
+
 class PeerHandler(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.server.shape in ("results", "vrag_ret"):
@@ -172,6 +180,10 @@ class PeerHandler(BaseHTTPRequestHandler):
             return self.reply(
                 200, [[{"idx": i, "image_file": f} for i, f in enumerate(files)] for _ in queries]
             )
+        if self.server.shape in PER_IMAGE:
+            scores = PER_IMAGE[self.server.shape]
+            items = [{"image_file": file, "score": score} for file, score in zip(files, scores)]
+            return self.reply(200, [items for _ in queries])
         if self.server.shape == "names":
             return self.reply(200, [files for _ in queries])
         data = [{"type": "image", "file_path": file} for file in files] + [{"type": "text", "content": "x"}]
@@ -205,12 +217,21 @@ def peer():
         server.server_close()
 
 
+RANKS = [1.0, 1 / 2, 1 / 4]
 PAGES = ["fruit.pdf#page=2", "animals.pdf#page=1", "fruit.pdf#page=4"]
 
 
 @pytest.mark.parametrize(
     ("shape", "scores"),
-    [("lists", [1.0, 1 / 2, 1 / 4]), ("names", [1.0, 1 / 2, 1 / 4]), ("results", [9.0, 8.0, 6.0])],
+    [
+        ("lists", RANKS),
+        ("names", RANKS),
+        ("results", [9.0, 8.0, 6.0]),
+        ("scored", [0.75, 0.5, -2.0]),
+        ("distances", RANKS),
+        ("partly scored", RANKS),
+        ("not finite", RANKS),
+    ],
 )
 def test_every_shape_of_reply_gives_pages(peer, corpus, shape, scores):
     server = peer(shape)
@@ -234,6 +255,14 @@ def test_every_shape_of_reply_gives_pages(peer, corpus, shape, scores):
         [PAGES[0], PAGES[2]],
     ]
     assert server.asked[-1] == ["a", "b", "c"], "their servers fail at an empty query"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_our_own_server_gives_its_scores(service, retriever, corpus, method):
+    with RetrievalClient(f"peer+{service.url}", pages=corpus.pages()) as client:
+        client._protocol._method = method
+        for query in ("red", "sweet small chart"):
+            assert client.search(query, 3) == retriever.search(query, 3)
 
 
 def test_many_queries_go_in_several_requests(peer, corpus):
