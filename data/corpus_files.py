@@ -28,6 +28,8 @@ PAGES_FILE = "pages.parquet"
 MANIFEST_FILE = "corpus.json"
 IMAGES_FOLDER = "images"
 JOURNAL_FOLDER = "journal"
+OCR_JOURNAL = "ocr.jsonl"
+"""In the journal: the texts of pages read by OCR."""
 _METADATA_KEY = b"visor_corpus"
 _SCHEMA = pa.schema(
     [

@@ -285,6 +285,22 @@ def test_folders_in_images_that_are_not_ours_stay(docs, tmp_path):
     assert (tmp_path / "corpus" / "images" / "thumbnails").is_dir()
 
 
+def test_files_in_a_folder_named_journal_that_are_not_ours_stay(docs, tmp_path):
+    journal = tmp_path / "photos" / "journal"
+    (journal / "old-0123456789abcdef").mkdir(parents=True)
+    mine = [journal / "mine.png", journal / "old-0123456789abcdef" / "mine.json"]
+    for path in mine:
+        path.write_text("mine")
+    (journal / "old-0123456789abcdef" / "00001.json").write_text("{}")  # of a killed ingest
+    (journal / "ocr.jsonl").write_text("{}")
+    assert ingest([docs], tmp_path / "photos").ok
+    assert sorted(path for path in journal.rglob("*") if path.is_file()) == sorted(mine)
+    for path in mine:
+        path.unlink()
+    assert ingest([docs], tmp_path / "photos").ok
+    assert not journal.exists()
+
+
 def test_a_document_that_changes_while_it_is_read_has_failed(make_pdf, tmp_path):
     path = make_pdf(tmp_path / "a.pdf", [f"p{n}" for n in range(40)])
 
