@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from data.corpus_files import MANIFEST_FILE
+from data.corpus_files import MANIFEST_FILE, legible
 from data.images import IMAGE_SUFFIXES, PageFile
 
 DOCUMENT_SUFFIXES = IMAGE_SUFFIXES | {".pdf"}
@@ -47,8 +47,7 @@ class Source:
 
 def normalise_id(text: str) -> str:
     """NFC, so that both spellings of an umlaut name the same document; bytes that are no text are escaped."""
-    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", legible(text))
 
 
 def find_sources(paths: Sequence[str | Path], skip: Path | None = None) -> list[Found]:
@@ -124,7 +123,7 @@ def assign_ids(
 
 def _names_file(doc_id: str, path: str) -> bool:
     """Whether an id is that of a file, not of a group of page images that begins with the file."""
-    return PurePosixPath(doc_id).suffix.lower() == PurePosixPath(path).suffix.lower()
+    return PurePosixPath(doc_id).suffix.lower() == PurePosixPath(normalise_id(path)).suffix.lower()
 
 
 def _distinct(name: str, taken: set[str]) -> str:

@@ -13,6 +13,7 @@ from PIL import Image
 from data.corpus import Corpus, ingest, remove_documents
 from data.corpus_files import read_corpus
 from data.corpus_writer import CorpusWriter
+from data.page_images import PageImages
 from data.pdf import open_pdf, read_page
 from data.progress import ProgressBar
 from data.sources import assign_ids, find_sources
@@ -299,6 +300,50 @@ def test_files_in_a_folder_named_journal_that_are_not_ours_stay(docs, tmp_path):
         path.unlink()
     assert ingest([docs], tmp_path / "photos").ok
     assert not journal.exists()
+
+
+def test_names_that_are_no_utf8(make_pdf, tmp_path, capsys):
+    """Each goes in under its escaped id, is found again, and loses its pages when it is gone."""
+    docs, out = tmp_path / "docs", tmp_path / "corpus"
+    make_pdf(docs / "good.pdf", ["good"])
+    make_pdf(docs / r"bad\xff.pdf", ["a backslash of the name's own"])
+    try:
+        bad = Path(os.fsdecode(os.fsencode(docs) + b"/sub \xe4%/bad\xff.pdf"))
+        make_pdf(docs / "x.pdf", ["bad"])
+        bad.parent.mkdir()
+        (docs / "x.pdf").rename(bad)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    broken = bad.with_name(os.fsdecode(b"broken\xff.pdf"))
+    broken.write_text("no")
+    doc_id = r"sub \xe4%/bad\xff.pdf"
+    assert main(["ingest", str(docs), "-o", str(out)]) == 3
+    assert r"broken\xff.pdf is not a PDF" in capsys.readouterr().out
+    corpus = Corpus.open(out)
+    assert corpus.page_counts() == {r"bad\xff.pdf": 1, "good.pdf": 1, doc_id: 1}
+    assert corpus.page(f"{doc_id}#page=1").text == "bad"
+    assert corpus.document_path(doc_id) == bad
+    assert corpus.document_path(r"bad\xff.pdf") == docs / r"bad\xff.pdf"
+    again = ingest([docs], out)
+    assert (again.unchanged, again.new) == ([r"bad\xff.pdf", "good.pdf", doc_id], [])
+    bad.unlink()
+    assert ingest([docs], out).removed == [doc_id]
+
+
+def test_page_images_whose_names_are_no_utf8(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/deck\xff"))
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    Image.new("RGB", (30, 30)).save(folder / "1.png")
+    (folder / "2.png").write_text("no")
+    (folder / os.fsdecode(b"\xfe 3.png")).write_text("no")
+    layout = PageImages().find
+    report = ingest([folder], tmp_path / "corpus", layout=layout)
+    assert report.new == [r"deck\xff"]
+    assert list(report.failed) == [r"\xfe"]
+    assert ingest([folder], tmp_path / "corpus", layout=layout).unchanged == [r"deck\xff"]
 
 
 def test_a_document_that_changes_while_it_is_read_has_failed(make_pdf, tmp_path):
