@@ -136,9 +136,11 @@ def _candidates(path: Path, format_name: str) -> list[Path]:
         return [] if is_pdf(path) else [path.absolute()]
     inside = sorted(path.absolute().glob("*")) + sorted(path.absolute().glob("*/*"))
     if format_name == "mmlongbench":
-        samples = [file for file in inside if file.name == "samples.json"]
+        samples = [file for file in inside if file.name == "samples.json" and file.is_file()]
         return samples or [file for file in inside if file.suffix == ".parquet"]
-    return [file for file in inside if file.suffix == ".json" and _begins_with_examples(file)]
+    return [
+        file for file in inside if file.suffix == ".json" and file.is_file() and _begins_with_examples(file)
+    ]
 
 
 def _begins_with_examples(path: Path) -> bool:

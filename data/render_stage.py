@@ -13,7 +13,7 @@ from typing import Any
 from data.chunks import Chunk, rendered_pages
 from data.corpus_files import IMAGES_FOLDER, JOURNAL_FOLDER, DocumentRecord, legible, source_of
 from data.corpus_writer import CorpusWriter
-from data.document_job import DocumentJob, PageCount, files_state
+from data.document_job import DocumentJob, NotRegular, PageCount, files_state
 from data.files import file_sha256
 from data.ingest_report import IngestReport, OnProgress, Progress
 from data.render import RenderSettings, joined_notes
@@ -76,7 +76,12 @@ class RenderStage:
         todo = {}
         for doc_id, source in self.sources.items():
             try:
-                state, digest = files_state(source), source_sha256(source)
+                state = files_state(source)
+                digest = source_sha256(source)
+            except NotRegular as error:
+                # Opening a FIFO would wait for ever. The corpus keeps what it has, as below.
+                self._fail(source, "", str(error), keep=True)
+                continue
             except OSError as error:
                 # Nothing is known about the file's content: what the corpus has of it stays.
                 self._fail(source, "", f"{_name(error, source)} cannot be read: {error.strerror}", keep=True)
