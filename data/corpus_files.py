@@ -30,6 +30,8 @@ PAGES_FILE = "pages.parquet"
 MANIFEST_FILE = "corpus.json"
 IMAGES_FOLDER = "images"
 JOURNAL_FOLDER = "journal"
+EXTRACTED_FOLDER = Path("sources", "slidevqa")
+"""Where the slides of SlideVQA's rows are written: documents are files."""
 OCR_JOURNAL = "ocr.jsonl"
 """In the journal: the texts of pages read by OCR."""
 _METADATA_KEY = b"visor_corpus"
