@@ -225,6 +225,49 @@ def test_output_that_is_a_source_folder_is_refused(docs, tmp_path):
     assert sorted(path.name for path in docs.iterdir()) == ["b.pdf", "sub"]
 
 
+def test_the_folders_of_the_output_are_refused_as_sources(docs, tmp_path):
+    out = tmp_path / "corpus"
+    ingest([docs], out)
+    (tmp_path / "link").symlink_to(out / "images")
+    image = next((out / "images").rglob("*.png"))
+    for given in (out / "images", tmp_path / "link", image.parent, image):
+        with pytest.raises(ValueError, match=r"lies in the output .* itself"):
+            ingest([given], out)
+    assert len(Corpus.open(out).pages()) == 14
+
+
+def test_only_regular_files_are_documents(docs, tmp_path):
+    out = tmp_path / "corpus"
+    ingest([docs], out)
+    (docs / "b.pdf").unlink()
+    for name in ("b.pdf", "pipe.pdf"):
+        os.mkfifo(docs / name)
+    os.mkfifo(tmp_path / "named")
+    report = ingest([docs, tmp_path / "named"], out)
+    names = ["b.pdf", "named", "pipe.pdf"]
+    assert report.failed == {name: f"{name} is not a regular file" for name in names}
+    assert report.unchanged == ["sub/a.pdf"]
+    assert Corpus.open(out).page_counts() == {"b.pdf": 2, "sub/a.pdf": 12}
+
+
+def test_a_folder_without_any_of_its_documents_changes_nothing_and_says_so(docs, tmp_path, capsys):
+    out = tmp_path / "corpus"
+    ingest([docs], out)
+    shutil.rmtree(docs)
+    docs.mkdir()
+    assert main(["ingest", str(docs), "-o", str(out)]) == 2
+    printed = capsys.readouterr().err
+    assert f"no PDF or image found in {docs}; corpus {out} keeps" in printed
+    assert "(b.pdf, sub/a.pdf)" in printed
+    assert "--remove DOC_ID" in printed
+    assert len(Corpus.open(out).pages()) == 14
+
+
+def test_a_corpus_folder_whose_name_is_no_utf8_is_refused(docs, tmp_path):
+    with pytest.raises(ValueError, match="must be UTF-8"):
+        ingest([docs], tmp_path / os.fsdecode(b"out\xff"))
+
+
 def test_a_mixed_folder(cases, make_pdf, tmp_path):
     names = ["broken_xref.pdf", "html_named.pdf", "empty_0_bytes.pdf", "enc_user_pw.pdf", "zero_pages.pdf"]
     good = make_pdf(tmp_path / "good.pdf", ["good"])
