@@ -75,7 +75,7 @@ class NotRegular(ValueError):
 
 
 def files_state(source: Source) -> FilesState:
-    """What changes when a file of a document does. OSError when one is gone, NotRegular when it is no file."""
+    """What changes when a file of a document does. OSError when one is gone, NotRegular for a FIFO."""
     stats = []
     for path in [page.path for page in source.pages] or [source.path]:
         stats.append(path.stat())

@@ -12,6 +12,7 @@ from data.corpus import Corpus
 from data.files import atomic_file
 from data.gold import Problem
 from data.page_images import shorten
+from visor.text_files import read_text
 from visor.types import Question, split_page_id
 
 
@@ -27,7 +28,7 @@ def check_target(path: Path, benchmark: str) -> None:
     """Raise ValueError when the file holds other questions than an earlier run of this benchmark wrote."""
     if not path.is_file():
         return
-    first = next((line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()), "{}")
+    first = next((line for line in read_text(path).split("\n") if line.strip()), "{}")
     try:
         made_by = json.loads(first)["tags"]["benchmark"]
     except (ValueError, KeyError, TypeError):

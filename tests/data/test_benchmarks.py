@@ -513,3 +513,10 @@ def test_the_real_samples(cases, tmp_path, capsys):
             answerable = [q for q in questions if q.tags["answerable"]]
             assert len(answerable) == 106
             assert sum(bool(q.gold_page_ids) for q in answerable) == 102
+
+
+def test_an_image_in_place_of_questions_is_named(tmp_path, capsys):
+    (tmp_path / "truncated.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    given = [str(tmp_path / "truncated.jpg"), "-o", str(tmp_path / "corpus"), "--format", "mmlongbench"]
+    assert main(["ingest", *given]) == 2
+    assert "truncated.jpg is not UTF-8 text" in capsys.readouterr().err
