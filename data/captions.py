@@ -30,6 +30,7 @@ from visor.types import (
     derive_seed,
     text_message,
 )
+from visor.wording import counted
 
 PROMPT_FILE = Path(__file__).with_name("caption_prompt.yaml")
 DEFAULT_MAX_PIXELS = 1280 * FACTOR * FACTOR
@@ -77,13 +78,14 @@ class CaptionReport:
     def summary(self) -> str:
         """The outcome in lines, every failure named."""
         lines = [
-            f"{self.new} pages captioned by {self.model}, {self.kept} had a caption, "
+            f"{counted(self.new, 'page')} captioned by {self.model}, {self.kept} had a caption, "
             f"{len(self.failed)} failed; {self.count} of {self.pages} pages have one"
         ]
         if self.replacing:
             lines.append("note: the pages keep their earlier captions until every page was asked for")
         if self.cut:
-            lines.append(f"note: {self.cut} captions were cut at the token limit; see --max-tokens")
+            cut = counted(self.cut, "caption was", "captions were")
+            lines.append(f"note: {cut} cut at the token limit; see --max-tokens")
         lines += [f"failed: {page_id}: {reason}" for page_id, reason in self.failed.items()]
         if self.stopped:
             lines.append(f"stopped: {self.stopped}; the same command goes on from here")

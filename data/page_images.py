@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from data.corpus_files import legible
 from data.images import IMAGE_SUFFIXES, PageFile
 from data.sources import Found, PageGroup, find_sources, normalise_id
+from visor.wording import counted
 
 MAX_PAGE_NUMBER = 99_999
 """A larger number at the end of a name is a date or a code, not a page."""
@@ -60,7 +61,8 @@ class PageImages:
         found = find_sources(paths, skip)
         others = [name for name, path in found if path.suffix.lower() not in IMAGE_SUFFIXES]
         if others:
-            self.notes.append(f"{len(others)} files are no page images and left out: {shorten(others)}")
+            files = counted(len(others), "file is no page image", "files are no page images")
+            self.notes.append(f"{files} and left out: {shorten(others)}")
         by_folder: dict[tuple[Path, str], list[_Image]] = {}
         for name, path in found:
             if path.suffix.lower() in IMAGE_SUFFIXES:
