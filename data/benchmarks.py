@@ -25,6 +25,7 @@ from data.render import is_pdf
 from data.slidevqa import Decks, has_rows
 from data.sources import Found, Layout, PageGroup, find_sources, normalise_id
 from visor.types import Question
+from visor.wording import counted
 
 QUESTIONS_FILE = "questions.jsonl"
 PLAIN = "files"
@@ -92,7 +93,8 @@ def _prepare(
         read = _load_all(format_name, files, corpus, problems)
         report.questions = QuestionsReport.of(read, problems, corpus, target)
         for doc_id, count in report.questions.missing.items():
-            report.failed.setdefault(doc_id, f"there is no such document; {count} questions are about it")
+            about = counted(count, "question is", "questions are")
+            report.failed.setdefault(doc_id, f"there is no such document; {about} about it")
         write_questions(target, read)
     return report
 
@@ -136,9 +138,11 @@ def _candidates(path: Path, format_name: str) -> list[Path]:
         return [] if is_pdf(path) else [path.absolute()]
     inside = sorted(path.absolute().glob("*")) + sorted(path.absolute().glob("*/*"))
     if format_name == "mmlongbench":
-        samples = [file for file in inside if file.name == "samples.json"]
+        samples = [file for file in inside if file.name == "samples.json" and file.is_file()]
         return samples or [file for file in inside if file.suffix == ".parquet"]
-    return [file for file in inside if file.suffix == ".json" and _begins_with_examples(file)]
+    return [
+        file for file in inside if file.suffix == ".json" and file.is_file() and _begins_with_examples(file)
+    ]
 
 
 def _begins_with_examples(path: Path) -> bool:
@@ -162,7 +166,11 @@ def _load_all(format_name: str, files: Sequence[Path], corpus: Corpus, problems:
             questions[position] = question.model_copy(update={"question_id": unique})
     if repeated:
         problems.append(
-            Problem(f"{len(repeated)} ids are used in more than one file; they begin with its name", "row")
+            Problem(
+                f"{counted(len(repeated), 'id is', 'ids are')} used in more than one file; "
+                "such ids begin with the file's name",
+                "row",
+            )
         )
     return questions
 
@@ -181,8 +189,10 @@ def _find_pdfs(
         images = PageImages(notes)
         return images.find(folders, skip)
     if len(found) > len(pdfs):
-        notes.append(f"{len(found) - len(pdfs)} images beside the PDFs are left out")
+        beside = counted(len(found) - len(pdfs), "image beside the PDFs is", "images beside the PDFs are")
+        notes.append(f"{beside} left out")
     names = Counter(normalise_id(path.name) for _, path in pdfs)
     if twice := [name for name, count in names.items() if count > 1]:
-        notes.append(f"{len(twice)} file names are used twice, which no question can tell: {shorten(twice)}")
+        names_used = counted(len(twice), "file name is", "file names are")
+        notes.append(f"{names_used} used twice, which no question can tell: {shorten(twice)}")
     return [(short if names[short := normalise_id(path.name)] == 1 else name, path) for name, path in pdfs]

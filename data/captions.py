@@ -17,6 +17,7 @@ from data.pdf import clean_text
 from visor.env.crop import ImageCutter
 from visor.models.base import PolicyClient, Request, Sampling
 from visor.models.loading import make_client
+from visor.models.openai import is_unreachable
 from visor.models.smart_resize import FACTOR
 from visor.types import (
     FinishReason,
@@ -29,6 +30,7 @@ from visor.types import (
     derive_seed,
     text_message,
 )
+from visor.wording import counted
 
 PROMPT_FILE = Path(__file__).with_name("caption_prompt.yaml")
 DEFAULT_MAX_PIXELS = 1280 * FACTOR * FACTOR
@@ -39,6 +41,8 @@ USELESS_STATUSES = frozenset({401, 403, 404, 405})
 """The key, the model or the address is wrong: no other page would fare better."""
 FAILURES_IN_A_ROW = 20
 """After so many the endpoint is taken to be down, or unable to serve such requests."""
+UNREACHABLE_AT_FIRST = 3
+"""So many pages without any connection, before the first caption, and there is no such endpoint."""
 _THINKING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 Progress = Callable[[int, int, str], None]
@@ -66,16 +70,22 @@ class CaptionReport:
     replacing: bool = False
     """The pages keep their captions of another recipe, because not every page was asked for yet."""
 
+    @property
+    def ok(self) -> bool:
+        """False when pages failed and not one has a caption."""
+        return bool(self.new or self.kept or not self.failed)
+
     def summary(self) -> str:
         """The outcome in lines, every failure named."""
         lines = [
-            f"{self.new} pages captioned by {self.model}, {self.kept} had a caption, "
+            f"{counted(self.new, 'page')} captioned by {self.model}, {self.kept} had a caption, "
             f"{len(self.failed)} failed; {self.count} of {self.pages} pages have one"
         ]
         if self.replacing:
             lines.append("note: the pages keep their earlier captions until every page was asked for")
         if self.cut:
-            lines.append(f"note: {self.cut} captions were cut at the token limit; see --max-tokens")
+            cut = counted(self.cut, "caption was", "captions were")
+            lines.append(f"note: {cut} cut at the token limit; see --max-tokens")
         lines += [f"failed: {page_id}: {reason}" for page_id, reason in self.failed.items()]
         if self.stopped:
             lines.append(f"stopped: {self.stopped}; the same command goes on from here")
@@ -166,6 +176,8 @@ class _Job:
         self.report, self.missing, self.progress = report, missing, progress
         self.waiting = iter(missing)
         self.failures_in_a_row = 0
+        self.unreachable = 0
+        """Pages of this run for which there was no connection to the endpoint."""
         self.done = 0
 
     async def run(self, concurrency: int) -> None:
@@ -224,8 +236,11 @@ class _Job:
         reason = " ".join(reason.split())[:300]
         self.report.failed[page.page_id] = reason
         self.failures_in_a_row += 1
+        self.unreachable += is_unreachable(error)
         if getattr(error, "status_code", None) in USELESS_STATUSES:
             raise _Useless(f"the endpoint refuses: {reason}") from error
+        if self.unreachable == self.failures_in_a_row >= UNREACHABLE_AT_FIRST and not self.report.new:
+            raise _Useless(f"the endpoint cannot be reached: {reason}") from error
         if self.failures_in_a_row >= FAILURES_IN_A_ROW:
             raise _Useless(
                 f"{self.failures_in_a_row} pages in a row failed, the last with: {reason}"

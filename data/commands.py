@@ -43,8 +43,8 @@ def ingest_function(arguments: argparse.Namespace) -> Callable[..., Any]:
 
 def caption_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "exit status: 0 every page asked for has a caption; 1 the run stopped; 2 wrong use or unusable "
-        "input; 3 some pages failed, each named with its reason"
+        "exit status: 0 every page asked for has a caption; 1 the run stopped, or no page has "
+        "one; 2 wrong use or unusable input; 3 some pages failed, each named with its reason"
     )
     parser.add_argument("corpus", metavar="CORPUS")
     parser.add_argument(
@@ -89,6 +89,6 @@ def run_caption(arguments: argparse.Namespace) -> int:
         **{name: value for name, value in budgets.items() if value is not None},
     )
     print(report.summary())
-    if report.stopped:
+    if report.stopped or not report.ok:
         return EXIT_FAILED
     return EXIT_PARTLY if report.failed else EXIT_OK

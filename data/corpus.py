@@ -95,5 +95,5 @@ class Corpus:
     def document_path(self, doc_id: str) -> Path | None:
         """The document's file as it was when ingested; None when it is no longer there."""
         record = self._documents.get(doc_id) or self._documents.get(normalise_id(doc_id))
-        path = Path(record.source) if record else None
+        path = record.path if record else None
         return path if path and path.is_file() else None

@@ -13,9 +13,11 @@ the rows that name them, into folders that no older row names, and removed after
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote_to_bytes
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +30,12 @@ PAGES_FILE = "pages.parquet"
 MANIFEST_FILE = "corpus.json"
 IMAGES_FOLDER = "images"
 JOURNAL_FOLDER = "journal"
+EXTRACTED_FOLDER = Path("sources", "slidevqa")
+"""Where the slides of SlideVQA's rows are written: documents are files."""
+OCR_JOURNAL = "ocr.jsonl"
+"""In the journal: the texts of pages read by OCR."""
 _METADATA_KEY = b"visor_corpus"
+_URI = "file://"
 _SCHEMA = pa.schema(
     [
         (name, pa.int32() if name in ("page_number", "width", "height") else pa.string())
@@ -56,7 +63,25 @@ class DocumentRecord(Record):
     folder: str = ""
     """Folder of its page images, below `images/`."""
     source: str = ""
-    """Absolute path of the document file when it was ingested."""
+    """Absolute path of the document file when it was ingested; a file: URI where the path is no UTF-8."""
+
+    @property
+    def path(self) -> Path:
+        """`source` as the path that it stands for."""
+        if self.source.startswith(_URI):
+            return Path(os.fsdecode(unquote_to_bytes(self.source.removeprefix(_URI))))
+        return Path(self.source)
+
+
+def source_of(path: Path) -> str:
+    """An absolute path as a document's `source`: text that any reader of the corpus can decode."""
+    text = str(path)
+    return text if legible(text) == text else path.as_uri()
+
+
+def legible(text: str) -> str:
+    """Text with the bytes of a file name that are no UTF-8 escaped, so that it can be stored and printed."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class CorpusTotals(Record):

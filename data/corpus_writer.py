@@ -7,12 +7,13 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from data.corpus_files import (
     IMAGES_FOLDER,
     JOURNAL_FOLDER,
+    OCR_JOURNAL,
     PAGES_FILE,
     DocumentRecord,
     read_corpus,
@@ -27,6 +28,7 @@ SAVE_SHARE = 20
 LOCK_SECONDS = 2.0
 """How long to wait for the workers of a killed ingest to end."""
 _VERSION_FOLDER = re.compile(r".*-[0-9a-f]{16}")
+_CHUNK_ENTRY = re.compile(r"\d{5,}\.json|\.\d{5,}\.json\.tmp")
 
 
 class CorpusWriter:
@@ -78,11 +80,30 @@ class CorpusWriter:
 
     def clean(self) -> None:
         """Remove the journal, and page images that no document names. Call it after a save."""
-        shutil.rmtree(self.folder / JOURNAL_FOLDER, ignore_errors=True)
+        _clean_journal(self.folder / JOURNAL_FOLDER)
         used = {record.folder for record in self.documents.values()}
         for folder in (self.folder / IMAGES_FOLDER).iterdir():
             if folder.name not in used and _VERSION_FOLDER.fullmatch(folder.name) and folder.is_dir():
                 shutil.rmtree(folder)
+
+
+def _clean_journal(journal: Path) -> None:
+    """Remove what an ingest writes to a journal, and its folders where nothing else lies in them."""
+    if not journal.is_dir():
+        return
+    for folder in journal.iterdir():
+        if _VERSION_FOLDER.fullmatch(folder.name) and folder.is_dir():
+            for entry in folder.iterdir():
+                if _CHUNK_ENTRY.fullmatch(entry.name):
+                    entry.unlink()
+            _remove_empty(folder)
+    (journal / OCR_JOURNAL).unlink(missing_ok=True)
+    _remove_empty(journal)
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # it holds files of the user
+        folder.rmdir()
 
 
 @contextmanager

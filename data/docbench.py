@@ -12,6 +12,7 @@ from data.corpus import Corpus
 from data.gold import GoldPages, distinct_id
 from data.render import is_pdf
 from data.sources import Found, normalise_id
+from visor.text_files import read_text
 from visor.types import Question
 
 DOMAINS = (
@@ -93,7 +94,7 @@ def _document(folder: Path, gold: GoldPages) -> str:
 
 def _rows(path: Path, gold: GoldPages) -> Iterator[tuple[str, Any]]:
     """(where it stands, record) of each line; one that is not JSON is reported."""
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

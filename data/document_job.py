@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass, field
 
 from data.chunks import CHUNK_PAGES, count_chunks
@@ -60,7 +61,7 @@ class DocumentJob:
         """True when a file is no longer the one that was hashed."""
         try:
             return files_state(self.source) != self.state
-        except OSError:
+        except (OSError, NotRegular):
             return True
 
     @property
@@ -69,10 +70,18 @@ class DocumentJob:
         return sum(size for size, *_ in self.state)
 
 
+class NotRegular(ValueError):
+    """A FIFO, socket or device under the name of a document."""
+
+
 def files_state(source: Source) -> FilesState:
-    """What changes when a file of a document does. OSError when one is gone."""
-    stats = [path.stat() for path in [page.path for page in source.pages] or [source.path]]
-    return tuple((stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats)
+    """What changes when a file of a document does. OSError when one is gone, NotRegular for a FIFO."""
+    stats = []
+    for path in [page.path for page in source.pages] or [source.path]:
+        stats.append(path.stat())
+        if not stat.S_ISREG(stats[-1].st_mode):
+            raise NotRegular(f"{path.name} is not a regular file")
+    return tuple((found.st_size, found.st_mtime_ns, found.st_ino) for found in stats)
 
 
 class PageCount:

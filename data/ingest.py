@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from data.corpus_files import IMAGES_FOLDER, PAGES_FILE
+from data.corpus_files import IMAGES_FOLDER, PAGES_FILE, legible, read_corpus
 from data.corpus_writer import CorpusWriter, only_one
 from data.ingest_report import IngestReport, OnProgress
 from data.ocr_stage import Ocr, read_pages, usable_engine
@@ -53,15 +53,19 @@ def ingest(
         raise ValueError(f"time_limit must be above 0 seconds, got {time_limit}")
     engine = usable_engine(ocr)
     out = Path(out)
+    if legible(str(out)) != str(out):
+        raise ValueError(f"{out}: the name of a corpus folder must be UTF-8; give the corpus another folder")
     found = layout(paths, out)
+    roots = [Path(os.path.abspath(path)) for path in paths]
     if not found:
         names = ", ".join(str(path) for path in paths)
-        raise ValueError(f"no PDF or image found in {names or 'an empty list of paths'}")
+        kept = _kept(out, roots)
+        raise ValueError(f"no PDF or image found in {names or 'an empty list of paths'}{kept}")
     (out / IMAGES_FOLDER).mkdir(parents=True, exist_ok=True)
     report = IngestReport()
     with only_one(out) as lock, WorkerPool(workers or available_cores(), time_limit, keep=(lock,)) as pool:
         corpus = CorpusWriter(out)
-        stage = RenderStage(corpus, settings, found, [Path(os.path.abspath(path)) for path in paths], report)
+        stage = RenderStage(corpus, settings, found, roots, report)
         try:
             stage.run(pool, progress)
             if engine:
@@ -100,6 +104,24 @@ def remove_documents(doc_ids: Sequence[str], out: str | Path) -> IngestReport:
         corpus.clean()
     _count(corpus, report, started)
     return report
+
+
+def _kept(out: Path, roots: Sequence[Path]) -> str:
+    """What is to be said when no document is left below the given folders: the corpus still has those it had.
+
+    An empty folder is rather one that is not mounted than one whose documents are all to go.
+    """
+    if not (out / PAGES_FILE).is_file():
+        return ""
+    documents = read_corpus(out)[0].values()
+    had = [record.doc_id for record in documents if any(record.path.is_relative_to(root) for root in roots)]
+    if not had:
+        return ""
+    names = ", ".join(had[:3]) + (", …" if len(had) > 3 else "")
+    return (
+        f"; corpus {out} keeps what it has from there ({names}): to take documents out, use "
+        f"`visor ingest --remove DOC_ID… -o {out}`"
+    )
 
 
 def _in_words(error: OSError, out: Path) -> OSError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from visor.wording import counted
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -57,15 +59,18 @@ class IngestReport:
         """The outcome in lines, every failure named."""
         lines = [
             f"{len(self.new)} ingested, {len(self.unchanged)} unchanged, {len(self.removed)} removed, "
-            f"{len(self.failed)} failed; {self.pages} pages in the corpus ({self.seconds:.1f} s)"
+            f"{len(self.failed)} failed; {counted(self.pages, 'page')} in the corpus ({self.seconds:.1f} s)"
         ]
         if self.read:
-            lines.append(f"{self.read} pages read by OCR")
+            lines.append(f"{counted(self.read, 'page')} read by OCR")
         lines += [f"note: {note}" for note in self.notes]
         if self.pages_without_text:
-            line = f"note: {self.pages_without_text} pages have no text; text retrieval cannot find them"
+            pages = counted(self.pages_without_text, "page has", "pages have")
+            which = "it" if self.pages_without_text == 1 else "them"
+            line = f"note: {pages} no text; text retrieval cannot find {which}"
             if self.pages_not_read:
-                line += f" ({self.pages_not_read} were not read by OCR: --ocr on, extra `ocr`)"
+                unread = counted(self.pages_not_read, "was", "were")
+                line += f" ({unread} not read by OCR: --ocr on, extra `ocr`)"
             lines.append(line)
         lines += [f"failed: {doc_id}: {reason}" for doc_id, reason in self.failed.items()]
         return "\n".join(lines)

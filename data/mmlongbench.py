@@ -14,6 +14,7 @@ from typing import Any
 from data.corpus import Corpus
 from data.gold import GoldPages, distinct_id
 from data.table_rows import RowFile
+from visor.text_files import read_text
 from visor.types import Question
 
 NOT_ANSWERABLE = "Not answerable"
@@ -46,7 +47,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         return [row for _, row in RowFile(path, "").rows(COLUMNS)]
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        rows = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

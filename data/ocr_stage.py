@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from data.corpus_files import JOURNAL_FOLDER
+from data.corpus_files import JOURNAL_FOLDER, OCR_JOURNAL
 from data.corpus_writer import CorpusWriter
 from data.ingest_report import IngestReport, OnProgress, Progress
 from data.ocr import INSTALL, ocr_version
@@ -21,7 +21,6 @@ from data.workers import WorkerPool
 from visor.types import Page, page_sort_key
 
 Ocr = Literal["auto", "on", "off"]
-OCR_JOURNAL = "ocr.jsonl"
 
 
 def usable_engine(ocr: Ocr) -> str | None:

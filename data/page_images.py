@@ -14,8 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from data.corpus_files import legible
 from data.images import IMAGE_SUFFIXES, PageFile
-from data.sources import Found, PageGroup, find_sources
+from data.sources import Found, PageGroup, find_sources, normalise_id
+from visor.wording import counted
 
 MAX_PAGE_NUMBER = 99_999
 """A larger number at the end of a name is a date or a code, not a page."""
@@ -59,7 +61,8 @@ class PageImages:
         found = find_sources(paths, skip)
         others = [name for name, path in found if path.suffix.lower() not in IMAGE_SUFFIXES]
         if others:
-            self.notes.append(f"{len(others)} files are no page images and left out: {shorten(others)}")
+            files = counted(len(others), "file is no page image", "files are no page images")
+            self.notes.append(f"{files} and left out: {shorten(others)}")
         by_folder: dict[tuple[Path, str], list[_Image]] = {}
         for name, path in found:
             if path.suffix.lower() in IMAGE_SUFFIXES:
@@ -86,7 +89,7 @@ class PageImages:
             elif stem:
                 name = f"{folder}/{stem}" if folder else stem
             else:
-                name = folder or members[0].path.parent.name
+                name = folder or normalise_id(members[0].path.parent.name)
             documents.append(self._group(name, members))
         return documents
 
@@ -95,9 +98,9 @@ class PageImages:
         for image in sorted(members, key=lambda image: (image.number or 0, image.path.name)):
             number = image.number or 0
             if number in by_number:
-                kept = by_number[number].name
+                kept, other = legible(by_number[number].name), legible(image.path.name)
                 self.notes.append(
-                    f"{name}: {kept} and {image.path.name} are both page {number}; the second is left out"
+                    f"{name}: {kept} and {other} are both page {number}; the second is left out"
                 )
             else:
                 by_number[number] = image.path

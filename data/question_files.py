@@ -12,7 +12,9 @@ from data.corpus import Corpus
 from data.files import atomic_file
 from data.gold import Problem
 from data.page_images import shorten
+from visor.text_files import read_text
 from visor.types import Question, split_page_id
+from visor.wording import counted
 
 
 def write_questions(path: Path, questions: Sequence[Question]) -> None:
@@ -27,7 +29,7 @@ def check_target(path: Path, benchmark: str) -> None:
     """Raise ValueError when the file holds other questions than an earlier run of this benchmark wrote."""
     if not path.is_file():
         return
-    first = next((line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()), "{}")
+    first = next((line for line in read_text(path).split("\n") if line.strip()), "{}")
     try:
         made_by = json.loads(first)["tags"]["benchmark"]
     except (ValueError, KeyError, TypeError):
@@ -89,24 +91,27 @@ class QuestionsReport:
 
     def lines(self) -> list[str]:
         """The outcome in lines."""
+        read = counted(self.read, "question")
         lines = [
-            f"{self.read} questions read, {self.with_gold} with gold pages, {self.unanswerable} unanswerable "
-            f"→ {self.path}"
+            f"{read} read, {self.with_gold} with gold pages, {self.unanswerable} unanswerable → {self.path}"
         ]
-        outside = [problem for problem in self.problems if problem.kind == "gold page"]
-        left_out = [problem for problem in self.problems if problem.kind == "row"]
+        outside = sum(problem.kind == "gold page" for problem in self.problems)
+        left_out = sum(problem.kind == "row" for problem in self.problems)
         if outside:
-            lines.append(f"note: {len(outside)} gold pages are outside their document")
+            pages = counted(outside, "gold page is outside its", "gold pages are outside their")
+            lines.append(f"note: {pages} document")
         if left_out:
-            lines.append(f"note: {len(left_out)} rows of questions are left out or renamed")
+            rows = counted(left_out, "row of questions is", "rows of questions are")
+            lines.append(f"note: {rows} left out or renamed")
         lines += [f"questions: {problem}" for problem in self.problems]
         lines += [f"note: equal questions, each kept: {', '.join(ids)}" for ids in self.equal]
         lines += [
-            f"note: {count} questions are about {doc_id}, which failed"
+            f"note: {counted(count, 'question is', 'questions are')} about {doc_id}, which failed"
             for doc_id, count in self.unusable.items()
         ]
         if self.unnamed:
-            lines.append(f"note: no question is about {len(self.unnamed)} documents: {shorten(self.unnamed)}")
+            documents = counted(len(self.unnamed), "document")
+            lines.append(f"note: no question is about {documents}: {shorten(self.unnamed)}")
         return lines
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from data import docbench, mmlongbench, slidevqa, visual_rag_json
 from data.corpus import Corpus
 from data.gold import GoldPages, refuse_repeated_ids
+from visor.text_files import read_text
 from visor.types import Question, split_page_id
 
 Loader = Callable[..., list[Question]]
@@ -29,7 +30,7 @@ def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | N
     gold = GoldPages(corpus, problems)
     questions = []
     # Split at line feeds only: str.splitlines would also cut at U+2028 inside a value.
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from data.chunks import Chunk, rendered_pages
-from data.corpus_files import IMAGES_FOLDER, JOURNAL_FOLDER, DocumentRecord
+from data.corpus_files import IMAGES_FOLDER, JOURNAL_FOLDER, DocumentRecord, legible, source_of
 from data.corpus_writer import CorpusWriter
-from data.document_job import DocumentJob, PageCount, files_state
+from data.document_job import DocumentJob, NotRegular, PageCount, files_state
 from data.files import file_sha256
 from data.ingest_report import IngestReport, OnProgress, Progress
 from data.render import RenderSettings, joined_notes
@@ -34,8 +34,8 @@ class RenderStage:
         report: IngestReport,
     ) -> None:
         self.corpus, self.settings, self.report = corpus, settings, report
-        known = {doc_id: record.source for doc_id, record in corpus.documents.items()}
-        lost = {doc_id for doc_id, source in known.items() if not Path(source).is_file()}
+        known = {doc_id: str(record.path) for doc_id, record in corpus.documents.items()}
+        lost = {doc_id for doc_id, path in known.items() if not Path(path).is_file()}
         self.sources = {source.doc_id: source for source in assign_ids(found, known, lost)}
         self.gone = [
             doc_id
@@ -76,7 +76,12 @@ class RenderStage:
         todo = {}
         for doc_id, source in self.sources.items():
             try:
-                state, digest = files_state(source), source_sha256(source)
+                state = files_state(source)
+                digest = source_sha256(source)
+            except NotRegular as error:
+                # Opening a FIFO would wait for ever. The corpus keeps what it has, as below.
+                self._fail(source, "", str(error), keep=True)
+                continue
             except OSError as error:
                 # Nothing is known about the file's content: what the corpus has of it stays.
                 self._fail(source, "", f"{_name(error, source)} cannot be read: {error.strerror}", keep=True)
@@ -89,7 +94,7 @@ class RenderStage:
                 and record.recipe == self.settings.recipe
                 and all(file.is_file() for file in files)
             ):
-                self.corpus.documents[doc_id] = record.model_copy(update={"source": str(source.path)})
+                self.corpus.documents[doc_id] = record.model_copy(update={"source": source_of(source.path)})
                 self.report.unchanged.append(doc_id)
             else:
                 todo[doc_id] = DocumentJob(source, digest, state)
@@ -164,7 +169,7 @@ class RenderStage:
         if document.file_changed():
             reason = f"{source.path.name} was changed while it was being read; ingest it again"
             return self._fail(source, document.digest, reason)
-        notes = joined_notes(rendered.notes)
+        notes = [legible(note) for note in joined_notes(rendered.notes)]
         if not rendered.pages:
             reason = f"{source.path.name}: none of its pages could be rendered ({'; '.join(notes)})"
             return self._fail(source, document.digest, reason)
@@ -190,17 +195,21 @@ class RenderStage:
             sha256=document.digest,
             recipe=self.settings.recipe,
             folder=folder,
-            source=str(source.path),
+            source=source_of(source.path),
         )
         self.corpus.put(record, pages)
         self.report.new.append(doc_id)
 
     def _fail(self, source: Source, digest: str, reason: str, keep: bool = False) -> None:
-        self.report.failed[source.doc_id] = reason
+        self.report.failed[source.doc_id] = reason = legible(reason)
         before = self.corpus.documents.get(source.doc_id)
         if not (keep and before and before.status == "done"):
             record = DocumentRecord(
-                doc_id=source.doc_id, status="failed", reason=reason, sha256=digest, source=str(source.path)
+                doc_id=source.doc_id,
+                status="failed",
+                reason=reason,
+                sha256=digest,
+                source=source_of(source.path),
             )
             self.corpus.put(record, [])
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data.corpus import Corpus
+from data.corpus_files import EXTRACTED_FOLDER
 from data.gold import GoldPages, distinct_id
 from data.images import PageFile
 from data.ingest_report import OnProgress, Progress
@@ -30,8 +31,6 @@ SLIDE_COLUMNS = [f"page_{number}" for number in range(1, SLIDES + 1)]
 QUESTION_COLUMNS = (
     "qa_id deck_name deck_url question answer arithmetic_expression evidence_pages reasoning_type answer_type"
 ).split()
-EXTRACTED_FOLDER = Path("sources", "slidevqa")
-"""Where the slides of the rows are written, below the corpus: documents are files."""
 _MAGIC = ((b"\xff\xd8", ".jpg"), (b"\x89PNG", ".png"), (b"RIFF", ".webp"), (b"GIF8", ".gif"), (b"BM", ".bmp"))
 
 

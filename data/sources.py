@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from data.corpus_files import MANIFEST_FILE
+from data.corpus_files import EXTRACTED_FOLDER, IMAGES_FOLDER, JOURNAL_FOLDER, MANIFEST_FILE, legible
 from data.images import IMAGE_SUFFIXES, PageFile
 
 DOCUMENT_SUFFIXES = IMAGE_SUFFIXES | {".pdf"}
+OWN_FOLDERS = (IMAGES_FOLDER, JOURNAL_FOLDER, EXTRACTED_FOLDER)
+"""Folders of a corpus that its own ingest writes to."""
 
 
 Found = tuple[str, Path]
@@ -47,26 +49,26 @@ class Source:
 
 def normalise_id(text: str) -> str:
     """NFC, so that both spellings of an umlaut name the same document; bytes that are no text are escaped."""
-    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", legible(text))
 
 
 def find_sources(paths: Sequence[str | Path], skip: Path | None = None) -> list[Found]:
     """List every PDF and image below `paths`, each file once.
 
-    A folder is searched with its subfolders; hidden ones, corpora (their page images are no documents) and
-    the folder `skip` are left out. A file named by the user is taken whatever its suffix. Raises ValueError
-    for a path that does not exist, is a corpus, or is the folder `skip`.
+    A folder is searched with its subfolders; hidden files and folders, corpora (their page images are no
+    documents) and the folder `skip` are left out. A file named by the user is taken whatever its suffix.
+    Raises ValueError for a path that does not exist, is a corpus, is the folder `skip`, or lies where an
+    ingest into `skip` writes.
     """
     found: dict[Path, str] = {}
     for given in paths:
         root = Path(os.path.abspath(given))
-        if root.is_file():
-            found.setdefault(root, normalise_id(root.name))
-        elif root.is_dir():
-            _refuse_corpus(root, given, skip)
+        _refuse_corpus(root, given, skip)
+        if root.is_dir():
             for path in _walk(root, Path(os.path.abspath(skip)) if skip else None):
                 found.setdefault(path, normalise_id(path.relative_to(root).as_posix()))
+        elif root.exists():
+            found.setdefault(root, normalise_id(root.name))
         else:
             raise ValueError(f"{given}: no such file or folder")
     return [(name, path) for path, name in found.items()]
@@ -77,6 +79,11 @@ def _refuse_corpus(root: Path, given: str | Path, skip: Path | None) -> None:
         raise ValueError(
             f"{given} is both the folder of the documents and the output; give the corpus a folder of "
             f"its own, for example {Path(given, 'corpus')}"
+        )
+    if skip and any(root.resolve().is_relative_to(Path(skip, name).resolve()) for name in OWN_FOLDERS):
+        raise ValueError(
+            f"{given} lies in the output {skip} itself, among what an ingest writes there; name the "
+            "documents that the corpus is made of, or give the new corpus another folder"
         )
     if _is_corpus(root):
         raise ValueError(
@@ -124,7 +131,7 @@ def assign_ids(
 
 def _names_file(doc_id: str, path: str) -> bool:
     """Whether an id is that of a file, not of a group of page images that begins with the file."""
-    return PurePosixPath(doc_id).suffix.lower() == PurePosixPath(path).suffix.lower()
+    return PurePosixPath(doc_id).suffix.lower() == PurePosixPath(normalise_id(path)).suffix.lower()
 
 
 def _distinct(name: str, taken: set[str]) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from visor.text_files import read_text
+
 SUFFIXES = (".parquet", ".arrow", ".jsonl")
 BATCH_ROWS = 4
 """Rows with twenty slides each: a batch is some ten megabytes."""
@@ -144,7 +146,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises ValueError naming file and line for a line that is no JSON object.
     """
     # Split at line feeds only: str.splitlines would also cut at U+2028 inside a value.
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:

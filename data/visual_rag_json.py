@@ -8,6 +8,7 @@ from typing import Any
 
 from data.corpus import Corpus
 from data.gold import GoldPages, distinct_id
+from visor.text_files import read_text
 from visor.types import Question
 
 
@@ -45,7 +46,7 @@ def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | N
 def _read_examples(path: Path) -> list[dict[str, Any]]:
     try:
         # Numbers stay text: 12.50 is an answer, not a quantity.
-        content = json.loads(path.read_text(encoding="utf-8-sig"), parse_float=str)
+        content = json.loads(read_text(path), parse_float=str)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
     examples = content.get("examples") if isinstance(content, dict) else None

@@ -19,6 +19,7 @@ from rewards.judge_cache import CachedVerdict, JudgeCache, cache_key
 from rewards.judge_replies import Verdict, read_grade, read_verdict
 from visor.env.prompts import fill
 from visor.models.base import PolicyClient, Request, Sampling
+from visor.text_files import read_text
 from visor.types import derive_seed, text_message
 
 
@@ -81,7 +82,7 @@ def load_judge_prompts(path: Path | None = None) -> dict[str, JudgePrompt]:
     shipped = Path(__file__).with_name("judge_prompts.yaml")
     prompts = yaml.safe_load(shipped.read_text(encoding="utf-8"))
     if path is not None:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = yaml.safe_load(read_text(path))
         if not isinstance(given, dict) or not given.keys() <= prompts.keys():
             raise ValueError(f"{path}: expected judge prompts under the names {', '.join(prompts)}")
         prompts |= given

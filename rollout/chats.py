@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rollout.rows import TrainingRow, messages_row
 from visor.models.base import ImageSource
 from visor.models.rendering import ChatRenderer
+from visor.text_files import read_text
 from visor.types import ImagePart, ImageRef, Message, TextPart
 
 PLACEHOLDER = "<image>"
@@ -45,7 +46,7 @@ def read_chats(path: str | Path, budget: PixelBudget) -> list[Chat]:
     placeholders are not as many as its images.
     """
     path = Path(path)
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_text(path)
     try:
         records = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
     except ValueError as error:

@@ -266,8 +266,8 @@ def test_vidoseek_names_what_is_missing_failed_and_extra(vidoseek, tmp_path, cap
     assert "page 3 is outside 1..2 of x.pdf" in printed
     assert "failed: gone.pdf: there is no such document; 2 questions are about it" in printed
     assert "failed: broken.pdf: broken.pdf is not a PDF" in printed
-    assert "1 questions are about broken.pdf, which failed" in printed
-    assert "no question is about 1 documents: extra.pdf" in printed
+    assert "1 question is about broken.pdf, which failed" in printed
+    assert "no question is about 1 document: extra.pdf" in printed
     questions = load_questions(f"questions:{out / 'questions.jsonl'}", Corpus.open(out), [])
     assert [q.gold_page_ids for q in questions[:3]] == [["x.pdf#page=2"], [], ["gone.pdf#page=1"]]
     assert questions[0].tags["benchmark"] == "vidoseek"
@@ -370,7 +370,7 @@ def test_a_file_name_in_two_folders(mmlongbench, make_pdf, tmp_path):
     make_pdf(mmlongbench / "more" / "x.pdf", ["another"])
     report = prepare("mmlongbench", [mmlongbench], tmp_path / "corpus")
     assert sorted(report.new) == ["data/documents/x.pdf", "more/x.pdf"]
-    assert any("1 file names are used twice" in note for note in report.layout_notes)
+    assert any("1 file name is used twice" in note for note in report.layout_notes)
     assert report.questions.missing == {"x.pdf": 3}
 
 
@@ -425,7 +425,7 @@ def test_docbench_folders(docbench, tmp_path, capsys):
     assert len(problems) == 3
     assert all("10_qa.jsonl, line" in problem for problem in problems)
     assert "7 questions read, 0 with gold pages, 1 unanswerable" in printed
-    assert "failed: 200: there is no such document; 1 questions are about it" in printed
+    assert "failed: 200: there is no such document; 1 question is about it" in printed
     assert "10_qa.jsonl, line 7: not JSON" in printed
     assert load_questions(f"questions:{out / 'questions.jsonl'}", corpus) == questions
 
@@ -495,7 +495,7 @@ def test_the_real_samples(cases, tmp_path, capsys):
     expected = {
         "mmlongbench": (14, 329, "134 questions read, 104 with gold pages, 28 unanswerable"),
         "docbench": (1, 12, "10 questions read, 0 with gold pages, 0 unanswerable"),
-        "vidoseek": (1, 23, "1 questions read, 1 with gold pages, 0 unanswerable"),
+        "vidoseek": (1, 23, "1 question read, 1 with gold pages, 0 unanswerable"),
     }
     for name, (documents, pages, words) in expected.items():
         out = tmp_path / name
@@ -513,3 +513,10 @@ def test_the_real_samples(cases, tmp_path, capsys):
             answerable = [q for q in questions if q.tags["answerable"]]
             assert len(answerable) == 106
             assert sum(bool(q.gold_page_ids) for q in answerable) == 102
+
+
+def test_an_image_in_place_of_questions_is_named(tmp_path, capsys):
+    (tmp_path / "truncated.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    given = [str(tmp_path / "truncated.jpg"), "-o", str(tmp_path / "corpus"), "--format", "mmlongbench"]
+    assert main(["ingest", *given]) == 2
+    assert "truncated.jpg is not UTF-8 text" in capsys.readouterr().err

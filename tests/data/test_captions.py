@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -196,6 +197,38 @@ def test_an_endpoint_that_only_fails_ends_the_run(corpus, endpoint, monkeypatch)
     report = caption_corpus(corpus, endpoint.spec, concurrency=1)
     assert len(report.failed) == len(endpoint.received) == 3
     assert "3 pages in a row failed" in report.stopped
+
+
+@pytest.fixture
+def dead(monkeypatch):
+    """The spec of a model at an address where nothing listens; no call waits before it is tried again."""
+
+    async def sleep(seconds):
+        """Not at all."""
+
+    monkeypatch.setattr("anyio.sleep", sleep)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        yield f"openai:see@http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+def test_an_endpoint_that_is_not_there_ends_the_run_after_three_pages(corpus, dead, capsys):
+    assert main(["caption", str(corpus), "--model", dead, "--concurrency", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "0 pages captioned by see, 0 had a caption, 3 failed; 0 of 6" in printed
+    address = dead.split("@")[1]
+    assert (
+        f"stopped: the endpoint cannot be reached: APIConnectionError: Connection error at {address}"
+        in printed
+    )
+
+
+def test_not_a_single_caption_is_a_failure(corpus, endpoint):
+    endpoint.fail = lambda number, size: 400
+    assert main(["caption", str(corpus), "--model", endpoint.spec]) == 1
+    endpoint.fail = lambda number, size: 400 if number > 7 else None
+    assert main(["caption", str(corpus), "--model", endpoint.spec]) == 3
+    assert main(["caption", str(corpus), "--model", endpoint.spec]) == 3  # that of the earlier run counts
 
 
 def test_a_killed_run_goes_on_where_it_was(corpus, endpoint):

@@ -13,6 +13,7 @@ from PIL import Image
 from data.corpus import Corpus, ingest, remove_documents
 from data.corpus_files import read_corpus
 from data.corpus_writer import CorpusWriter
+from data.page_images import PageImages
 from data.pdf import open_pdf, read_page
 from data.progress import ProgressBar
 from data.sources import assign_ids, find_sources
@@ -224,6 +225,49 @@ def test_output_that_is_a_source_folder_is_refused(docs, tmp_path):
     assert sorted(path.name for path in docs.iterdir()) == ["b.pdf", "sub"]
 
 
+def test_the_folders_of_the_output_are_refused_as_sources(docs, tmp_path):
+    out = tmp_path / "corpus"
+    ingest([docs], out)
+    (tmp_path / "link").symlink_to(out / "images")
+    image = next((out / "images").rglob("*.png"))
+    for given in (out / "images", tmp_path / "link", image.parent, image):
+        with pytest.raises(ValueError, match=r"lies in the output .* itself"):
+            ingest([given], out)
+    assert len(Corpus.open(out).pages()) == 14
+
+
+def test_only_regular_files_are_documents(docs, tmp_path):
+    out = tmp_path / "corpus"
+    ingest([docs], out)
+    (docs / "b.pdf").unlink()
+    for name in ("b.pdf", "pipe.pdf"):
+        os.mkfifo(docs / name)
+    os.mkfifo(tmp_path / "named")
+    report = ingest([docs, tmp_path / "named"], out)
+    names = ["b.pdf", "named", "pipe.pdf"]
+    assert report.failed == {name: f"{name} is not a regular file" for name in names}
+    assert report.unchanged == ["sub/a.pdf"]
+    assert Corpus.open(out).page_counts() == {"b.pdf": 2, "sub/a.pdf": 12}
+
+
+def test_a_folder_without_any_of_its_documents_changes_nothing_and_says_so(docs, tmp_path, capsys):
+    out = tmp_path / "corpus"
+    ingest([docs], out)
+    shutil.rmtree(docs)
+    docs.mkdir()
+    assert main(["ingest", str(docs), "-o", str(out)]) == 2
+    printed = capsys.readouterr().err
+    assert f"no PDF or image found in {docs}; corpus {out} keeps" in printed
+    assert "(b.pdf, sub/a.pdf)" in printed
+    assert "--remove DOC_ID" in printed
+    assert len(Corpus.open(out).pages()) == 14
+
+
+def test_a_corpus_folder_whose_name_is_no_utf8_is_refused(docs, tmp_path):
+    with pytest.raises(ValueError, match="must be UTF-8"):
+        ingest([docs], tmp_path / os.fsdecode(b"out\xff"))
+
+
 def test_a_mixed_folder(cases, make_pdf, tmp_path):
     names = ["broken_xref.pdf", "html_named.pdf", "empty_0_bytes.pdf", "enc_user_pw.pdf", "zero_pages.pdf"]
     good = make_pdf(tmp_path / "good.pdf", ["good"])
@@ -283,6 +327,66 @@ def test_folders_in_images_that_are_not_ours_stay(docs, tmp_path):
     (tmp_path / "corpus" / "images" / ".DS_Store").write_text("x")
     assert ingest([docs], tmp_path / "corpus").ok
     assert (tmp_path / "corpus" / "images" / "thumbnails").is_dir()
+
+
+def test_files_in_a_folder_named_journal_that_are_not_ours_stay(docs, tmp_path):
+    journal = tmp_path / "photos" / "journal"
+    (journal / "old-0123456789abcdef").mkdir(parents=True)
+    mine = [journal / "mine.png", journal / "old-0123456789abcdef" / "mine.json"]
+    for path in mine:
+        path.write_text("mine")
+    (journal / "old-0123456789abcdef" / "00001.json").write_text("{}")  # of a killed ingest
+    (journal / "ocr.jsonl").write_text("{}")
+    assert ingest([docs], tmp_path / "photos").ok
+    assert sorted(path for path in journal.rglob("*") if path.is_file()) == sorted(mine)
+    for path in mine:
+        path.unlink()
+    assert ingest([docs], tmp_path / "photos").ok
+    assert not journal.exists()
+
+
+def test_names_that_are_no_utf8(make_pdf, tmp_path, capsys):
+    """Each goes in under its escaped id, is found again, and loses its pages when it is gone."""
+    docs, out = tmp_path / "docs", tmp_path / "corpus"
+    make_pdf(docs / "good.pdf", ["good"])
+    make_pdf(docs / r"bad\xff.pdf", ["a backslash of the name's own"])
+    try:
+        bad = Path(os.fsdecode(os.fsencode(docs) + b"/sub \xe4%/bad\xff.pdf"))
+        make_pdf(docs / "x.pdf", ["bad"])
+        bad.parent.mkdir()
+        (docs / "x.pdf").rename(bad)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    broken = bad.with_name(os.fsdecode(b"broken\xff.pdf"))
+    broken.write_text("no")
+    doc_id = r"sub \xe4%/bad\xff.pdf"
+    assert main(["ingest", str(docs), "-o", str(out)]) == 3
+    assert r"broken\xff.pdf is not a PDF" in capsys.readouterr().out
+    corpus = Corpus.open(out)
+    assert corpus.page_counts() == {r"bad\xff.pdf": 1, "good.pdf": 1, doc_id: 1}
+    assert corpus.page(f"{doc_id}#page=1").text == "bad"
+    assert corpus.document_path(doc_id) == bad
+    assert corpus.document_path(r"bad\xff.pdf") == docs / r"bad\xff.pdf"
+    again = ingest([docs], out)
+    assert (again.unchanged, again.new) == ([r"bad\xff.pdf", "good.pdf", doc_id], [])
+    bad.unlink()
+    assert ingest([docs], out).removed == [doc_id]
+
+
+def test_page_images_whose_names_are_no_utf8(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/deck\xff"))
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    Image.new("RGB", (30, 30)).save(folder / "1.png")
+    (folder / "2.png").write_text("no")
+    (folder / os.fsdecode(b"\xfe 3.png")).write_text("no")
+    layout = PageImages().find
+    report = ingest([folder], tmp_path / "corpus", layout=layout)
+    assert report.new == [r"deck\xff"]
+    assert list(report.failed) == [r"\xfe"]
+    assert ingest([folder], tmp_path / "corpus", layout=layout).unchanged == [r"deck\xff"]
 
 
 def test_a_document_that_changes_while_it_is_read_has_failed(make_pdf, tmp_path):

@@ -61,7 +61,7 @@ def test_pages_without_text_are_read_and_marked_once(docs, tmp_path, capsys):
     captured = capsys.readouterr()
     assert "0 ingested, 4 unchanged" in captured.out
     assert "4 pages read by OCR\n" in captured.out
-    assert "note: 1 pages have no text; text retrieval cannot find them\n" in captured.out
+    assert "note: 1 page has no text; text retrieval cannot find it\n" in captured.out
     assert "pages read by OCR: 4 of 4" in captured.err
     assert {path: path.stat().st_mtime_ns for path in out.rglob("images/*/*")} == images
     pages = {page.page_id: page for page in Corpus.open(out).pages()}

@@ -85,7 +85,7 @@ def test_odd_names_are_noted(tmp_path):
     assert documents["scan_20190304.png"] == "scan_20190304.png"
     assert any("a_01.png and a_1.png are both page 1" in note for note in notes)
     assert any("z: its names count from 0" in note for note in notes)
-    assert any("1 files are no page images and left out: paper.pdf" in note for note in notes)
+    assert any("1 file is no page image and left out: paper.pdf" in note for note in notes)
 
 
 def test_ingest_of_groups(tmp_path):

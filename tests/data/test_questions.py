@@ -204,6 +204,15 @@ def test_byte_order_mark_and_crlf_in_every_reader(tmp_path, name):
     assert "\r" not in "".join(row.model_dump_json() for row in rows)
 
 
+@pytest.mark.parametrize("name", ["questions", "mmlongbench", "vidoseek", "slidevqa", "docbench"])
+def test_a_file_that_is_no_utf8_is_named_in_every_reader(tmp_path, name):
+    path = tmp_path / "7" / "7_qa.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b'{"question": "caf\xe9"}\n')
+    with pytest.raises(ValueError, match=r"7_qa\.jsonl is not UTF-8 text \(byte 18"):
+        load_questions(f"{name}:{path}")
+
+
 def test_broken_line_is_named(cases):
     with pytest.raises(ValueError, match=r"broken_line3\.jsonl, line 3"):
         load_questions(f"questions:{cases / 'broken_line3.jsonl'}")

@@ -13,6 +13,7 @@ import weakref
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 from visor.models.base import ContextTooLong, ImageSource, Request, ToolsNotSupported, TooManyImages
 from visor.models.cache import LRUCache
@@ -45,7 +46,7 @@ class OpenAIClient:
     read from OPENAI_API_KEY; an endpoint that wants none gets a placeholder. Connection errors, time-outs and
     the statuses 408, 409, 429 and 5xx are tried again up to `max_retries` times with doubling waits, a reply
     that is no chat completion at most MALFORMED_RETRIES times; any other status is raised at once, as the
-    exception of the `openai` package.
+    exception of the `openai` package. Errors of the connection name the address.
     """
 
     takes_tools = True
@@ -70,6 +71,7 @@ class OpenAIClient:
                 "an openai: model needs the openai package; install visor-rag[openai]"
             ) from error
         self.name = model
+        self._url = url
         self._openai = openai
         self._connections: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._images = images
@@ -130,6 +132,9 @@ class OpenAIClient:
             try:
                 response = await self._connection().chat.completions.create(**arguments)
                 return response, _first_choice(response, self.name)
+            except self._openai.APIConnectionError as error:
+                _name_endpoint(error, self._url)
+                raise
             except self._openai.APIStatusError as error:
                 meaning = _refusal(error, "tools" in arguments["extra_body"])
                 if meaning is None:
@@ -170,6 +175,22 @@ class OpenAIClient:
         buffer = io.BytesIO()
         resize_image(image, size).save(buffer, format="JPEG", quality=self._jpeg_quality)
         return buffer.getvalue()
+
+
+def _name_endpoint(error: Any, url: str) -> None:
+    """Add to a connection error the address and what the system said of it; its type stays."""
+    parts = urlsplit(url)
+    address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    cause = str(error.__cause__ or "")
+    error.message = f"{error.message.rstrip('.')} at {address}{f' ({cause})' if cause else ''}"
+    error.args = (error.message,)
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether a call failed because there was no connection to the endpoint at all, rather than one that
+    broke or took too long."""
+    cause = error.__cause__
+    return type(error).__name__ == "APIConnectionError" and type(cause).__name__ == "ConnectError"
 
 
 def _counted(response: Any, what: str) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from visor.models.base import Request
+from visor.text_files import read_text
 from visor.types import Completion
 
 Script = Sequence[str] | Mapping[str, Sequence[str]] | Callable[[Request], "str | Completion"]
@@ -36,7 +37,7 @@ class ScriptedClient:
         """
         by_question: dict[str, list[str]] = {}
         in_order: list[str] = []
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").splitlines(), 1):
+        for number, line in enumerate(read_text(path).splitlines(), 1):
             if not line.strip():
                 continue
             try:

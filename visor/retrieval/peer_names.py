@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from visor.types import Page, PageStore
+from visor.wording import counted
 
 IMAGE_SUFFIX = re.compile(r"\.(?:jpe?g|png|webp|bmp|gif|tiff?)$", re.IGNORECASE)
 PDF_SUFFIX = re.compile(r"\.pdf$", re.IGNORECASE)
@@ -37,9 +38,10 @@ class PeerNames:
                     ambiguous.setdefault(name, {other}).add(page.page_id)
         if ambiguous:
             shown = [f"{name!r} ({', '.join(sorted(ids))})" for name, ids in list(ambiguous.items())[:3]]
+            names_mean = counted(len(ambiguous), "name means", "names mean")
             raise ValueError(
-                f"the peers' protocol knows a page by its image's name, and {len(ambiguous)} names mean more "
-                f"than one page of this corpus: {'; '.join(shown)}{'; …' if len(ambiguous) > 3 else ''}. "
+                f"the peers' protocol knows a page by its image's name, and {names_mean} more than one "
+                f"page of this corpus: {'; '.join(shown)}{'; …' if len(ambiguous) > 3 else ''}. "
                 "Rename the documents and ingest them again"
             )
 

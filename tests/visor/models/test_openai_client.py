@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -15,7 +16,7 @@ openai = pytest.importorskip("openai")
 
 from visor.models.base import ContextTooLong, Request, Sampling, TooManyImages  # noqa: E402
 from visor.models.loading import make_client  # noqa: E402
-from visor.models.openai import MalformedReply, OpenAIClient  # noqa: E402
+from visor.models.openai import MalformedReply, OpenAIClient, is_unreachable  # noqa: E402
 from visor.models.smart_resize import smart_resize  # noqa: E402
 from visor.types import FinishReason, text_message  # noqa: E402
 
@@ -148,6 +149,32 @@ def test_transient_errors_are_tried_again_with_growing_waits(endpoint, monkeypat
     assert len(server.received) == 3
     assert len(waits) == 2
     assert 0 < waits[0] < waits[1]
+
+
+def unused_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_errors_of_the_connection_name_the_address():
+    address = f"127.0.0.1:{unused_port()}/v1"
+    client = OpenAIClient("m", f"http://user:secret@{address}?key=secret", page_image, max_retries=0)
+    with pytest.raises(openai.APIConnectionError, match=f"Connection error at http://{address}") as caught:
+        ask(client, chat(user("q")))
+    assert "secret" not in str(caught.value)
+    assert is_unreachable(caught.value)
+
+
+def test_a_reply_that_takes_too_long_names_the_address_but_the_endpoint_is_there():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        client = OpenAIClient("m", address, page_image, max_retries=0, timeout=0.2)
+        with pytest.raises(openai.APITimeoutError, match=f"timed out at {address}") as caught:
+            ask(client, chat(user("q")))
+    assert not is_unreachable(caught.value)
 
 
 def test_retries_end(endpoint):

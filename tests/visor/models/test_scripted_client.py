@@ -70,3 +70,9 @@ def test_files(tmp_path):
     path.write_text('{"reply": "a"}\n{"question": "q", "replies": ["b"]}\n')
     with pytest.raises(ValueError, match="either"):
         ScriptedClient.from_file(path)
+
+
+def test_a_script_that_is_no_utf8_is_named(tmp_path):
+    (tmp_path / "script.jsonl").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"script\.jsonl is not UTF-8 text"):
+        ScriptedClient.from_file(tmp_path / "script.jsonl")

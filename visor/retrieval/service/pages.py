@@ -51,5 +51,9 @@ def image_path(corpus: PageStore, page: Page) -> Path:
     if not path.is_relative_to(root) or path.suffix.lower() not in IMAGE_TYPES:
         raise Refused(404, f"the image of page {page.page_id!r} is not inside the corpus; it is not served.")
     if not path.is_file():
-        raise Refused(404, f"the image of page {page.page_id!r} is missing; ingest the documents again.")
+        raise Refused(
+            404,
+            f"the image of page {page.page_id!r} is missing; where documents were ingested after the start "
+            "of this service, build the index again (visor index) and restart the service.",
+        )
     return path

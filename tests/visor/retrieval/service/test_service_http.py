@@ -274,7 +274,7 @@ def test_links_out_of_the_corpus_and_files_that_are_no_image_are_refused(corpus,
     (copy / pages[2].image).unlink()
     with ServiceProcess(copy, "--with-pages") as service, httpx2.Client(trust_env=False) as client:
         url = service.url + "/v1/pages/"
-        for page, word in zip(pages, ["not inside", "not inside", "missing"]):
+        for page, word in zip(pages, ["not inside", "not inside", "build the index again"]):
             assert word in refusal(client.get(url + quote(page.page_id, safe="") + "/image"), 404)
         assert client.get(url + quote(pages[3].page_id, safe="") + "/image").status_code == 200
 

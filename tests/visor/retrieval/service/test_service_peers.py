@@ -57,7 +57,7 @@ def test_names_of_pages():
     ],
 )
 def test_ambiguous_names_are_refused_by_name(pages, name):
-    with pytest.raises(ValueError, match="mean more than one page") as error:
+    with pytest.raises(ValueError, match="means more than one page") as error:
         PeerNames(pages)
     assert name in str(error.value)
 
@@ -287,7 +287,7 @@ def test_images_of_another_corpus_and_other_replies_are_errors(peer, corpus):
         client.search("x", 5)
     with pytest.raises(ValueError, match="knowing them takes the corpus"):
         RetrievalClient(server.url)
-    with pytest.raises(ValueError, match="mean more than one page"):
+    with pytest.raises(ValueError, match="means more than one page"):
         RetrievalClient(server.url, pages=[page("a.pdf"), page("b/a.pdf")])
 
 
