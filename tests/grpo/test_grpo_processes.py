@@ -39,7 +39,10 @@ def launch(settings: dict, processes: int, tmp_path: Path, **environment: str) -
     script.write_text(DRIVER)
     start = [sys.executable]
     if processes > 1:
+        # A gloo process now and then aborts ("terminate called without an active exception"), which torchrun
+        # takes for a failure. A restarted run goes on from its checkpoint and must give the same.
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        start += ["--max_restarts=2"]
     arguments = [str(script), str(Path(__file__).parent), json.dumps(settings), str(processes)]
     done = subprocess.run(
         start + arguments, capture_output=True, text=True,
