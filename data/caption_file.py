@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from data.corpus_files import CaptionsState, read_corpus, write_corpus
 from data.corpus_writer import only_one
-from data.files import atomic_file, file_sha256
+from visor.files import atomic_file, file_sha256
 from visor.types import Page, Record
 
 CAPTIONS_FILE = "captions.jsonl"

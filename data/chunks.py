@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data.files import atomic_file, sync_folder
 from data.images import PageFile
 from data.render import RenderedPage, RenderedPages, RenderSettings, copy_page_files, render_document
+from visor.files import atomic_file, sync_folder
 
 CHUNK_PAGES = 8
 """Large enough that opening the file costs little, small enough that the workers end at the same time."""

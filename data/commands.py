@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -69,25 +68,19 @@ def caption_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_caption(arguments: argparse.Namespace) -> int:
     from data.captions import caption_corpus
-
-    def progress(done: int, total: int, page_id: str) -> None:
-        """Rewrite one line on a terminal; about ten lines in all in a log."""
-        if sys.stderr.isatty():
-            end = "\n" if done == total else ""
-            print(f"\r\033[K{done}/{total} {page_id}", end=end, flush=True, file=sys.stderr)
-        elif done == total or done % max(1, total // 10) == 0:
-            print(f"{done}/{total} {page_id}", flush=True, file=sys.stderr)
+    from visor.progress import ProgressLines
 
     budgets = {"max_pixels": arguments.max_pixels, "max_tokens": arguments.max_tokens}
-    report = caption_corpus(
-        arguments.corpus,
-        arguments.model,
-        concurrency=arguments.concurrency,
-        limit=arguments.limit,
-        replace=arguments.replace,
-        progress=progress,
-        **{name: value for name, value in budgets.items() if value is not None},
-    )
+    with ProgressLines("pages") as update:
+        report = caption_corpus(
+            arguments.corpus,
+            arguments.model,
+            concurrency=arguments.concurrency,
+            limit=arguments.limit,
+            replace=arguments.replace,
+            progress=lambda done, total, page_id: update(done, total),
+            **{name: value for name, value in budgets.items() if value is not None},
+        )
     print(report.summary())
     if report.stopped or not report.ok:
         return EXIT_FAILED

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from data.files import atomic_file
+from visor.files import atomic_file
 from visor.types import SCHEMA_VERSION, Page, Record, page_sort_key
 
 PAGES_FILE = "pages.parquet"

@@ -5,7 +5,6 @@ The hub's data set has the same rows in a parquet file, which is read too.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from data.corpus import Corpus
 from data.gold import GoldPages, distinct_id
 from data.table_rows import RowFile
+from visor.literals import list_literal
 from visor.text_files import read_text
 from visor.types import Question
 
@@ -95,11 +95,8 @@ def parse_list(text: Any, where: str) -> list[Any]:
     """Read a list that is stored as a string, as a literal: nothing is evaluated as code."""
     if isinstance(text, list):
         return text
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise ValueError(f"{where}: {text!r} is not a list") from None
-    if not isinstance(value, list):
+    value = list_literal(text.strip()) if isinstance(text, str) else None
+    if value is None:
         raise ValueError(f"{where}: {text!r} is not a list")
     return value
 

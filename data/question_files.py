@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.corpus import Corpus
-from data.files import atomic_file
 from data.gold import Problem
 from data.page_images import shorten
+from visor.files import atomic_file
 from visor.text_files import read_text
 from visor.types import Question, split_page_id
 from visor.wording import counted

@@ -14,11 +14,11 @@ from data.chunks import Chunk, rendered_pages
 from data.corpus_files import IMAGES_FOLDER, JOURNAL_FOLDER, DocumentRecord, legible, source_of
 from data.corpus_writer import CorpusWriter
 from data.document_job import DocumentJob, NotRegular, PageCount, files_state
-from data.files import file_sha256
 from data.ingest_report import IngestReport, OnProgress, Progress
 from data.render import RenderSettings, joined_notes
 from data.sources import Found, PageGroup, Source, assign_ids
 from data.workers import WorkerPool
+from visor.files import file_sha256
 from visor.types import Page, make_page_id
 
 

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from data.files import sync_folder
 from grpo.checkpoint import write_folder
 from rollout.manifest import write_json
+from visor.files import sync_folder
 
 BEST_FOLDER = "best"
 BEST_RECORD = "best.json"

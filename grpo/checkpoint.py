@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from data.files import sync_folder
+from visor.files import sync_folder
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 

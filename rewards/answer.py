@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rewards.literals import list_literal
 from visor.env.actions import unescape
+from visor.literals import list_literal
 
 ARTICLES = frozenset({"a", "an", "the"})
 DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-")

@@ -10,7 +10,7 @@ import re
 from math import isclose, isfinite
 from typing import Any
 
-from rewards.literals import list_literal
+from visor.literals import list_literal
 
 NOT_ANSWERABLE = "Not answerable"
 FORMATS = ("Int", "Float", "Str", "List", "None")

@@ -13,7 +13,7 @@ from rewards.judge import Judge
 from rewards.judge_replies import Verdict
 from rewards.scorers import averdict_on
 from rollout.compare import load_results
-from rollout.recorder import Recorder, read_lines, rewrite
+from rollout.recorder import Recorder, mend, read_lines, rewrite
 from rollout.results import ResultRow
 from visor.types import SCHEMA_VERSION, Question, Record
 
@@ -67,8 +67,7 @@ def judge_run(
     path = judgement_path(folder, judge.name)
     wanted = {(row.question_id, row.sample_index): asked_of(judge, row) for row in rows}
     stored = [Judgement.model_validate(record) for record in read_lines(path)] if path.exists() else []
-    with Recorder(path):
-        pass  # cuts a torn last line off, and makes sure that nobody else is writing
+    mend(path)
     kept = [
         entry
         for entry in stored

@@ -9,7 +9,7 @@ from typing import Any
 from rollout.engine import EpisodeJob, RolloutEngine
 from rollout.manifest import write_json
 from rollout.metrics import Metrics, summarise
-from rollout.recorder import Key, Recorder, read_lines, rewrite, sample_key
+from rollout.recorder import Key, Recorder, mend, read_lines, rewrite, sample_key
 from rollout.results import ResultRow, result_row
 from visor.types import Completion, Question, Trajectory
 
@@ -56,8 +56,7 @@ class RunFolder:
         all) are dropped: what this run does not ask again stays on record as failed.
         """
         path = self.path / TRAJECTORIES_NAME
-        with Recorder(path):
-            pass  # cuts a torn last line off
+        mend(path)
         judged: dict[Key, dict[str, Any]] = {}
         waiting: list[Trajectory] = []
         dropped = 0

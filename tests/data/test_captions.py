@@ -19,9 +19,9 @@ from PIL import Image
 from data.caption_file import CAPTIONS_FILE, CaptionFile
 from data.captions import PROMPT_FILE, caption_corpus, clean_caption
 from data.corpus import Corpus, ingest
-from data.files import file_sha256
 from rollout.fingerprints import corpus_fingerprints
 from visor.cli import main
+from visor.files import file_sha256
 from visor.models.smart_resize import smart_resize
 from visor.retrieval.index import build_index, open_index
 from visor.taec.captions import Captions

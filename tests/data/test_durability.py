@@ -182,7 +182,7 @@ def test_a_full_disk_is_reported_and_nothing_is_lost(make_pdf, tmp_path):
 
 
 def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
-    from data.files import atomic_file
+    from visor.files import atomic_file
 
     path = tmp_path / "a.json"
     path.write_text("before")

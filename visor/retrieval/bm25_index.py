@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from visor.files import sync_tree, write_atomically
 from visor.retrieval.bm25 import BM25Retriever
 from visor.retrieval.content import (
     check_corpus,
@@ -19,14 +20,7 @@ from visor.retrieval.content import (
     index_command,
     rebuild_hint,
 )
-from visor.retrieval.disk import (
-    FileRecord,
-    build_lock,
-    difference,
-    file_record,
-    sync_tree,
-    write_atomically,
-)
+from visor.retrieval.disk import FileRecord, build_lock, difference, file_record
 from visor.retrieval.report import BuildReport, Progress
 from visor.types import SCHEMA_VERSION, PageStore, Record
 

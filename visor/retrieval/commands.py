@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visor.progress import ProgressLines
+
 if TYPE_CHECKING:
-    from visor.retrieval.report import Progress
     from visor.types import PageStore
 
-LOG_LINES = 10
-"""Of progress, where the output is no terminal."""
 BUILD_OPTIONS = (
     "encoder",
     "device",
@@ -168,33 +167,6 @@ def run_search(arguments: argparse.Namespace, open_corpus: Callable[[str], PageS
     if not hits:
         print("no page matches", file=sys.stderr)
     return EXIT_OK
-
-
-class ProgressLines:
-    """Shows a build's progress: a bar on a terminal, about ten lines in a log; silent with nothing to do."""
-
-    def __init__(self, unit: str):
-        self._unit = unit
-        self._bar: Any = None
-        self._shown = 0
-
-    def __enter__(self) -> Progress:
-        return self._update
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def _update(self, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            if self._bar is None:
-                from tqdm import tqdm
-
-                self._bar = tqdm(total=total, unit=f" {self._unit}", file=sys.stderr)
-            self._bar.update(done - self._bar.n)
-        elif done == total or done * LOG_LINES // total > self._shown:
-            self._shown = done * LOG_LINES // total
-            print(f"{done}/{total} {self._unit}", file=sys.stderr, flush=True)
 
 
 def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""Files that a kill at any moment leaves whole, and the lock of a folder that one build may write."""
+"""What an index manifest keeps of its files, and the lock of a folder that one build may write."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from visor.files import file_sha256
 from visor.types import Record
 
 LOCK_FILE = "lock"
@@ -20,37 +20,6 @@ class FileRecord(Record):
     size: int
     """Bytes."""
     sha256: str
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's text in one step, flushed to disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries (renames, new files) to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_tree(folder: Path) -> None:
-    """Flush every file of a folder and its entries to disk."""
-    for file in [*folder.rglob("*"), folder]:
-        sync_folder(file)  # the same call for files
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def file_record(path: Path) -> FileRecord:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from visor.files import sync_tree, write_atomically
 from visor.retrieval.base import Query, ScoredPage
 from visor.retrieval.coarse import (
     POOL_FACTOR,
@@ -25,7 +26,7 @@ from visor.retrieval.coarse import (
     pooled_pages,
     rescored,
 )
-from visor.retrieval.disk import build_lock, sync_tree, write_atomically
+from visor.retrieval.disk import build_lock
 from visor.retrieval.encoders import missing_extra
 from visor.retrieval.encoding import QueryVectors
 from visor.retrieval.generations import VectorStore

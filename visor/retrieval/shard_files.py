@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from pydantic import ValidationError
 
-from visor.retrieval.disk import file_sha256, sync_folder, write_atomically
+from visor.files import file_sha256, sync_folder, write_atomically
 from visor.retrieval.encoding import EncoderIdentity
 from visor.retrieval.generations import (
     DTYPES,

@@ -11,8 +11,9 @@ from typing import Literal
 
 import numpy as np
 
+from visor.files import file_sha256, sync_tree, write_atomically
 from visor.retrieval.content import check_owner, content_key, corpus_hash, corpus_name
-from visor.retrieval.disk import build_lock, file_sha256, sync_tree, write_atomically
+from visor.retrieval.disk import build_lock
 from visor.retrieval.encoding import Encoder, EncoderIdentity, PageVectors
 from visor.retrieval.generations import (
     CURRENT_FILE,

@@ -202,10 +202,8 @@ class TaecGraphPolicy:
         return {
             "operators": operators,
             "settings": self.config.model_dump(mode="json"),
-            "slots": {
-                "keywords": list(self.slots.keywords),
-                "extractor": self.slots.extractor,
-                "model_calls": self.slots.model_calls,
+            "slots": self.slots.record()
+            | {
                 "settled": [slot for slot, share in self._state.support.items() if share >= 1],
             },
             "searches": list(self._searches),

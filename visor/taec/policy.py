@@ -214,11 +214,7 @@ class TaecPolicy:
         return {
             "operators": operators,
             "settings": self.config.model_dump(mode="json"),
-            "slots": {
-                "keywords": list(self.slots.keywords),
-                "extractor": self.slots.extractor,
-                "model_calls": self.slots.model_calls,
-            },
+            "slots": self.slots.record(),
             "searches": [dict(record) for record in self._searches],
             "renders": [dict(record) for record in self._renders],
             "allocations": [dict(record) for record in self._budgets.record],

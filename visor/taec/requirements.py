@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -44,6 +45,13 @@ class SlotSet:
     """"rules", "model", or "rules (…)" with the reason why a model's reply could not be used."""
     model_calls: int = 0
     """Calls made for this very record: 1, or 0 for rules and for a reply that was cached."""
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "keywords": list(self.keywords),
+            "extractor": self.extractor,
+            "model_calls": self.model_calls,
+        }
 
 
 @dataclass

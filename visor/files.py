@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all."""
+"""Files that are replaced whole or not at all, flushed to disk, and their hashes."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's text in one step, flushed to disk."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file of a folder and its entries to disk."""
+    for file in [*folder.rglob("*"), folder]:
+        sync_folder(file)  # the same call for files
 
 
 def file_sha256(path: Path) -> str:
