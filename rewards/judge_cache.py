@@ -1,4 +1,4 @@
-"""What models said of answers, on disk: verdicts, and answers made short. The same is never paid for twice."""
+"""What models said of answers, on disk: verdicts and short answers. The same is never paid for twice."""
 
 from __future__ import annotations
 
