@@ -307,6 +307,9 @@ class GrpoTrainer:
 
     def save(self) -> None:
         """Write `checkpoint-<step>`: a loadable model folder and what is needed to go on from it."""
+        # A run that goes on from here has no image features, and their last bits depend on what is computed
+        # together.
+        self.client.clear_cache()
         self.accelerator.wait_for_everyone()
         shards = self.output_dir / f".tmp-shards-{self.step_done}"
         if self._is_deepspeed:

@@ -77,3 +77,11 @@ def collate_with_features(rows: Sequence[Row], features: ImageFeatures, device) 
     if refs:
         batch["image_features"] = torch.cat(features(refs)).to(device)
     return batch
+
+
+def same_vision(model, other) -> bool:
+    """Whether two models have the same vision tower and projector to the bit, so that features serve both."""
+    pairs = zip(
+        unwrap(model).model.visual.parameters(), unwrap(other).model.visual.parameters(), strict=True
+    )
+    return all(one.dtype == two.dtype and torch.equal(one, two) for one, two in pairs)
