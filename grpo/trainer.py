@@ -47,6 +47,7 @@ from rollout.group import Group
 from rollout.manifest import write_json
 from rollout.results import ResultRow, result_row
 from rollout.rows import TrainingRow
+from visor.models.lora import save_policy
 from visor.models.transformers import TransformersClient
 from visor.stage_clock import CLOCK
 from visor.types import Question, derive_seed
@@ -340,7 +341,7 @@ class GrpoTrainer:
         write_json(folder / "trainer_state.json", state)
 
     def _write_model(self, folder: Path) -> None:
-        self.accelerator.unwrap_model(self.model).save_pretrained(folder)
+        save_policy(self.accelerator.unwrap_model(self.model), folder)
         self.processor.save_pretrained(folder)
 
     def _write_final_model(self) -> None:
