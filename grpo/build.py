@@ -27,7 +27,7 @@ from rollout.rows import TrainingRow, trajectory_row, turn_rows
 from visor.env.crop import ImageCutter
 from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
-from visor.models.loading import Processor, load_model, load_processor
+from visor.models.loading import Processor, load_model, load_processor, unwrap
 from visor.models.lora import (
     ReferencePolicy,
     add_reference,
@@ -157,6 +157,9 @@ def _policy(config: GrpoConfig, checkpoint: Path | None, device: torch.device | 
         add_reference(model, start)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
+        # It makes the embeddings' outputs require gradients, which checkpointing without re-entrance does not
+        # need, and which would send every backward pass through a frozen vision tower.
+        unwrap(model).disable_input_require_grads()
     return model
 
 
