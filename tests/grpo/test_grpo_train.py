@@ -35,14 +35,14 @@ def test_resumed_run_equals_an_unbroken_one(mode, world, tmp_path):
     trainer_for(world, tmp_path / "whole", **settings).train()
 
     broken = trainer_for(world, tmp_path / "broken", **settings)
-    log = broken._log
+    log = broken.journal.log
 
     def killed_after_step_3(metrics):
         log(metrics)
         if metrics["step"] == 3:
             raise Killed
 
-    broken._log = killed_after_step_3
+    broken.journal.log = killed_after_step_3
     with pytest.raises(Killed):
         broken.train()
     assert [m["step"] for m in read_metrics(tmp_path / "broken")] == [1, 2, 3]
@@ -74,12 +74,12 @@ from grpo.build import build_trainer
 world, out = Path(sys.argv[2]), Path(sys.argv[3])
 trainer = build_trainer(GrpoConfig(**grpo_settings(world, out, max_steps=4, save_steps=2)))
 trainer.engine.scorer = spread_reward
-write = trainer._write_checkpoint
-def die_in_second_checkpoint(folder):
-    write(folder)
-    if trainer.step_done == 4:
+write = trainer.saver.write_checkpoint
+def die_in_second_checkpoint(folder, step, questions_drawn):
+    write(folder, step, questions_drawn)
+    if step == 4:
         os.kill(os.getpid(), signal.SIGKILL)
-trainer._write_checkpoint = die_in_second_checkpoint
+trainer.saver.write_checkpoint = die_in_second_checkpoint
 trainer.train()
 """
 
