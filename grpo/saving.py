@@ -14,6 +14,7 @@ from grpo.checkpoint import drop_old, save_atomically
 from grpo.hyperparameters import hyperparameters, set_hyperparameters
 from grpo.random_state import random_state, restore_random_state
 from rollout.manifest import write_json
+from visor.models.lora import save_policy
 
 DEEPSPEED_FOLDER = "deepspeed"
 """Its own sharded optimizer state and master weights, below a checkpoint."""
@@ -72,7 +73,7 @@ class RunSaver:
 
     def write_model(self, folder: Path) -> None:
         """Write a folder that plain `from_pretrained` loads."""
-        self.accelerator.unwrap_model(self.model).save_pretrained(folder)
+        save_policy(self.accelerator.unwrap_model(self.model), folder)
         self.processor.save_pretrained(folder)
 
     def load(self, checkpoint: Path) -> dict:

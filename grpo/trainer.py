@@ -254,6 +254,9 @@ class GrpoTrainer:
 
     def save(self) -> None:
         """Write `checkpoint-<step>`: a loadable model folder and what is needed to go on from it."""
+        # A run that goes on from here has no image features, and their last bits depend on what is computed
+        # together.
+        self.client.clear_cache()
         self.saver.save(self.step_done, self.questions_drawn)
         if self.accelerator.is_main_process:
             self.best.settle(self.step_done)

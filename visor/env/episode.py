@@ -80,7 +80,7 @@ class Episode:
         self._identity: dict[str, Any] = {"seed": seed, "sample_index": sample_index, "system": system}
         self._writer = ObservationWriter(question.text, prompts, config)
         self._evidence = EvidenceSpace(config.min_thought_chars)
-        self._view = EpisodeView(question, page_max_pixels=config.page_max_pixels)
+        self._view = EpisodeView(question, page_max_pixels=config.page_max_pixels, prompts=prompts)
         self._prompt = prompt_messages(question.text, prompts, config)
         self._turns: list[Turn] = []
         self._answer: str | None = None
