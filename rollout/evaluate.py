@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import Field
 
 from data.corpus import Corpus
+from data.question_files import read_summary
 from data.questions import load_questions
 from rewards import get_reward
 from rollout.build import (
@@ -116,11 +117,10 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
         ]
         folder.resume(engine, config.retry_failed, {job.key for job in wanted})
         jobs = folder.missing(wanted)
-        progress = Progress(len(jobs), done_before=len(folder.rows))
+        progress = Progress(len(jobs), done_before=len(folder.keys))
 
         def on_done(job: EpisodeJob, trajectory: Trajectory) -> None:
-            folder.add(job, trajectory)
-            progress.update(folder.rows[job.question.question_id, job.sample_index])
+            progress.update(folder.add(job, trajectory))
 
         engine.run_each(jobs, on_done)
         progress.close()
@@ -170,6 +170,8 @@ def _load_questions(benchmark: str, corpus: Corpus) -> list[Question]:
     questions = load_questions(benchmark, corpus, problems)
     for problem in problems:
         print(f"questions: {problem}", file=sys.stderr)
+    if problems:
+        print(f"questions: {read_summary(questions, problems)}", file=sys.stderr)
     if not questions:
         raise ValueError(f"{benchmark} holds no question")
     return questions
