@@ -3,10 +3,9 @@
     python -m scripts.taec_table --policy seed0=PATH --policy seed1=PATH -o runs/taec
     python -m scripts.taec_table … --rows plain A M AM -- --limit 480 --temperature 1.0
 
-Each row is a run of `rollout.evaluate` for each policy, which goes on where it stopped; what follows `--` goes
-to all of them. Written to the output folder: `taec.md` and `taec.json` over all policies (each counts as a
-sample of a question), and for each policy everything that `visor compare` says, `POLICY/compare.md` and
-`POLICY/compare.json`.
+Each row is a run of `rollout.evaluate` for each policy, which goes on where it stopped; what follows `--` is
+for all of them. In the output folder, `taec.md` and `taec.json` are over all policies (each is a sample
+of a question); `POLICY/compare.md` and `POLICY/compare.json` hold what `visor compare` says of each.
 """
 
 from __future__ import annotations
