@@ -136,6 +136,11 @@ def _accelerator(config: GrpoConfig) -> Accelerator:
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         **accelerator_arguments(config.report_to, Path(config.output_dir)),
     )
+    if accelerator.num_processes > 1 and "language_model" in config.freeze:
+        raise ValueError(
+            "freeze names language_model: rows without pictures then have no gradient, and several processes "
+            "would wait for each other's; run one process, or train the language model too"
+        )
     plugin = accelerator.state.deepspeed_plugin
     kind = accelerator.distributed_type.value
     if kind in ("FSDP", "MEGATRON_LM") or (plugin is not None and plugin.zero_stage > 2):
