@@ -110,7 +110,10 @@ class GrpoConfig(ModelOptions, HubOptions):
     num_iterations: int = Field(1, ge=1)
     """Passes over the rows of a step."""
     per_device_train_batch_size: int = Field(1, ge=1)
-    """Rows of one forward and backward pass."""
+    """Rows of one forward and backward pass, at most."""
+    max_tokens_per_micro_batch: int | None = Field(None, ge=1)
+    """Tokens of one forward and backward pass, padding included, at most; a longer row has one of its own.
+    null: per_device_train_batch_size alone decides. Neither changes the gradient."""
     gradient_accumulation_steps: int | None = Field(None, ge=1)
     """Micro-batches of one update. None: a single update over all rows of the step."""
     max_steps: int = Field(100, ge=1)

@@ -17,7 +17,7 @@ from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
 from grpo.trackers import accelerator_arguments, check_installed, start_trackers
 from grpo.trainer import GrpoTrainer
-from grpo.update import PolicyUpdate
+from grpo.update import Collate, PolicyUpdate
 from grpo.validation import Validation
 from rewards import Reward, get_reward
 from rollout.build import make_judge
@@ -28,6 +28,7 @@ from rollout.rows import TrainingRow, trajectory_row, turn_rows
 from visor.env.crop import ImageCutter
 from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
+from visor.models.features import ImageFeatures, collate_with_features, same_vision
 from visor.models.loading import Processor, load_model, load_processor, unwrap
 from visor.models.lora import (
     ReferencePolicy,
@@ -89,7 +90,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        update=_update(config, accelerator, policy, model, optimizer, renderer, images),
+        update=_update(config, accelerator, policy, model, optimizer, client.features),
         engine=_engine(
             config, corpus, client, images, reward, index=config.index, temperature=config.temperature
         ),
@@ -205,25 +206,41 @@ def _update(
     policy,
     model,
     optimizer,
-    renderer: ChatRenderer,
-    images: ImageSource,
+    features: ImageFeatures,
 ) -> PolicyUpdate:
+    reference = _reference(config, policy, accelerator.device)
     return PolicyUpdate(
         accelerator,
         model,
         optimizer,
-        lambda rows: to_device(collate(rows, renderer, images), accelerator.device),
+        _collate(accelerator.device, features, reference),
         config.loss,
-        reference=_reference(config, policy, accelerator.device),
+        reference=reference,
         micro_batch_size=config.per_device_train_batch_size,
+        max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         num_iterations=config.num_iterations,
         max_grad_norm=config.max_grad_norm,
         exact_context=config.credit == "turn",
         max_logprob_gap=config.max_logprob_gap,
         auxiliary_weight=config.auxiliary.weight if config.auxiliary else 0.0,
-        pad_id=renderer.pad_id,
+        pad_id=features.renderer.pad_id,
     )
+
+
+def _collate(device: torch.device, features: ImageFeatures, reference) -> Collate:
+    """Rows → batches. With a frozen vision tower the features that the replies were sampled under serve the
+    update too, all its rows and passes, the reference's included."""
+
+    def with_pixels(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
+        return to_device(collate(rows, features.renderer, features.images), device)
+
+    def with_features(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
+        return collate_with_features(rows, features, device)
+
+    # A checkpoint that was trained with its vision tower may go on without: its reference is another model.
+    shared = features.frozen and (reference is None or same_vision(features.model, reference))
+    return with_features if shared else with_pixels
 
 
 def _client(config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSource) -> TransformersClient:

@@ -19,7 +19,7 @@ from grpo.batch import BuildRows, rewards_to_scale_by, rows_of_groups
 from grpo.behaviour import behaviour_metrics
 from grpo.best import BestModel, recall
 from grpo.card import card_facts
-from grpo.checkpoint import drop_after
+from grpo.checkpoint import clear_leftovers, drop_after, drop_old
 from grpo.journal import Journal
 from grpo.records import forget_after
 from grpo.sampling import GroupSampler, StepGroups
@@ -144,7 +144,9 @@ class GrpoTrainer:
         step, missing = self.step_done, False
         if self.accelerator.is_main_process:
             forget_after(self.output_dir, step)
+            clear_leftovers(self.output_dir)
             drop_after(self.output_dir, step)
+            drop_old(self.output_dir, self.config.save_total_limit)
             recall(self.output_dir, step)
             self.journal.read_back()
             if self.validation is not None and self._validates_at(step):
@@ -262,6 +264,9 @@ class GrpoTrainer:
 
     def save(self) -> None:
         """Write `checkpoint-<step>`: a loadable model folder and what is needed to go on from it."""
+        # A run that goes on from here has no image features, and their last bits depend on what is computed
+        # together.
+        self.client.clear_cache()
         self.saver.save(self.step_done, self.questions_drawn)
         if self.accelerator.is_main_process:
             self.best.settle(self.step_done)

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from visor.models.loading import unwrap
 from visor.models.sampling import Sampler
+from visor.models.versions import CACHE_ARGUMENT
 
 GROWTH = 64
 
@@ -80,11 +81,6 @@ def inference(model):
             module.training = training
 
 
-def image_features(model, pixel_values: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor]:
-    """(h·w / 4, hidden) features of each image, from the vision tower and the projector."""
-    return list(unwrap(model).model.get_image_features(pixel_values, grids).pooler_output)
-
-
 def decode(
     model,
     batch: dict[str, torch.Tensor],
@@ -140,8 +136,8 @@ class _Run:
             inputs_embeds=embeddings,
             attention_mask=mask,
             position_ids=positions,
-            cache=self.cache,
             use_cache=True,
+            **{CACHE_ARGUMENT: self.cache},
         ).last_hidden_state
 
     def advance(self, step: int) -> bool:
