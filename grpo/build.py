@@ -253,6 +253,7 @@ def _client(config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSour
         max_context=None if prompt is None else prompt + config.max_completion_length,
         batch_size=config.rollout_batch_size,
         name=Path(config.model_name_or_path).name,
+        bf16=bool(config.bf16),
     )
 
 

@@ -133,3 +133,15 @@ def test_text_alone_with_a_frozen_language_model_moves_nothing_and_stops_nothing
     trainer_for(world, tmp_path / "grpo", freeze=freeze, max_steps=1).train()
     for run in ("sft", "grpo"):
         assert moved_parts(world / "policy", tmp_path / run) == set()
+
+
+def test_rollouts_compute_in_the_precision_of_the_updates(world, tmp_path):
+    """Float32 weights under bf16: replies sampled in float32 would differ from the rows by its rounding."""
+    gaps = {}
+    for name in ("same", "float32"):
+        trainer = trainer_for(world, tmp_path / name, bf16=True, dtype="float32", credit="turn", max_steps=1)
+        assert trainer.client.bf16
+        trainer.client.bf16 = name == "same"
+        trainer.train()
+        gaps[name] = read_metrics(tmp_path / name)[0]["logprob_gap_mean"]
+    assert gaps["same"] < gaps["float32"]

@@ -29,7 +29,8 @@ def chosen(facts: DeviceFacts, **options) -> tuple:
         (FLASH, LORA, ("bfloat16", True, "flash_attention_2", True)),
         # It computes in 16 bits only, and rollouts read float32 weights as they are.
         (FLASH, {}, ("float32", True, None, True)),
-        (DeviceFacts("cuda", True, True, True), {}, ("bfloat16", True, "flash_attention_2", True)),  # DeepSpeed
+        # DeepSpeed.
+        (DeviceFacts("cuda", True, True, True), {}, ("bfloat16", True, "flash_attention_2", True)),
     ],
 )  # fmt: skip
 def test_the_documented_table(facts, options, expected):
