@@ -83,8 +83,8 @@ def test_sft_uploads_an_adapter_with_its_card(hub, world, tmp_path):
     train(
         SftConfig(
             model_name_or_path=str(world / "policy"), output_dir=str(out), use_peft=True, max_steps=4,
-            data=[{"path": str(tmp_path / "lessons.jsonl"), "kind": "messages"}], save_steps=2, logging_steps=1,
-            per_device_train_batch_size=2, torch_threads=1, **HUB, hub_strategy="end",
+            data=[{"path": str(tmp_path / "lessons.jsonl"), "kind": "messages"}], save_steps=2,
+            logging_steps=1, per_device_train_batch_size=2, torch_threads=1, **HUB, hub_strategy="end",
         )
     )  # fmt: skip
     ((repository, message, files),) = hub.commits

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from training_world import read_metrics, trainer_for
 
@@ -135,7 +136,15 @@ def test_text_alone_with_a_frozen_language_model_moves_nothing_and_stops_nothing
         assert moved_parts(world / "policy", tmp_path / run) == set()
 
 
-def test_rollouts_compute_in_the_precision_of_the_updates(world, tmp_path):
+@pytest.fixture
+def fresh_accelerator():
+    """Accelerate keeps the precision of a process's first run."""
+    AcceleratorState._reset_state()
+    yield
+    AcceleratorState._reset_state()
+
+
+def test_rollouts_compute_in_the_precision_of_the_updates(world, tmp_path, fresh_accelerator):
     """Float32 weights under bf16: replies sampled in float32 would differ from the rows by its rounding."""
     gaps = {}
     for name in ("same", "float32"):

@@ -273,11 +273,7 @@ def make_client(
 
 
 def _vllm_engine(
-    spec: ModelSpec,
-    max_context: int | None,
-    max_images: int | None,
-    engine_args: dict[str, Any],
-    timeout: float,
+    spec: ModelSpec, max_context: int | None, max_images: int | None, engine_args: dict[str, Any], timeout: float
 ) -> SamplingEngine:
     if spec.url:
         from visor.models.vllm_remote import RemoteEngine
