@@ -137,6 +137,11 @@ def _accelerator(config: GrpoConfig) -> Accelerator:
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         **accelerator_arguments(config.report_to, Path(config.output_dir)),
     )
+    if accelerator.num_processes > 1 and "language_model" in config.freeze:
+        raise ValueError(
+            "freeze names language_model: rows without pictures then have no gradient, and several processes "
+            "would wait for each other's; run one process, or train the language model too"
+        )
     plugin = accelerator.state.deepspeed_plugin
     kind = accelerator.distributed_type.value
     if kind in ("FSDP", "MEGATRON_LM") or (plugin is not None and plugin.zero_stage > 2):
@@ -248,6 +253,7 @@ def _client(config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSour
         max_context=None if prompt is None else prompt + config.max_completion_length,
         batch_size=config.rollout_batch_size,
         name=Path(config.model_name_or_path).name,
+        bf16=bool(config.bf16),
     )
 
 
