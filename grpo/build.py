@@ -17,7 +17,7 @@ from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
 from grpo.trackers import accelerator_arguments, check_installed, start_trackers
 from grpo.trainer import GrpoTrainer
-from grpo.update import PolicyUpdate
+from grpo.update import Collate, PolicyUpdate
 from grpo.validation import Validation
 from rewards import Reward, get_reward
 from rollout.build import make_judge
@@ -27,8 +27,18 @@ from rollout.rows import TrainingRow, trajectory_row, turn_rows
 from visor.env.crop import ImageCutter
 from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
-from visor.models.loading import Processor, load_model, load_processor
-from visor.models.lora import add_lora
+from visor.models.features import ImageFeatures, collate_with_features, same_vision
+from visor.models.loading import Processor, load_model, load_processor, unwrap
+from visor.models.lora import (
+    ReferencePolicy,
+    add_reference,
+    is_adapter,
+    is_peft_model,
+    load_policy,
+    one_base_suffices,
+)
+from visor.models.precision import device_facts, with_device_defaults
+from visor.models.quantisation import quantisation_config
 from visor.models.rendering import ChatRenderer
 from visor.models.tensors import collate, to_device
 from visor.models.transformers import TransformersClient
@@ -42,6 +52,7 @@ VALIDATION_CACHE_BYTES = 1 << 27
 
 def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     """Everything of a run, resumed where its folder says so. ValueError for what cannot be trained."""
+    config = with_device_defaults(config, device_facts())
     reward = get_reward(config.reward)
     check_installed(config.report_to)
     checkpoint = find_checkpoint(config)
@@ -61,7 +72,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     renderer = processor.renderer()
     images = ChatImages(ImageCutter(corpus))
     auxiliary = _auxiliary_rows(config, renderer, images)
-    policy = _policy(config, checkpoint)
+    policy = _policy(config, checkpoint, accelerator.device)
     client = _client(config, policy, renderer, images)
     optimizer = _optimizer(config, policy)
     scheduler = get_scheduler(
@@ -77,7 +88,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        update=_update(config, accelerator, model, optimizer, renderer, images),
+        update=_update(config, accelerator, policy, model, optimizer, client.features),
         engine=_engine(
             config, corpus, client, images, reward, index=config.index, temperature=config.temperature
         ),
@@ -138,34 +149,35 @@ def _accelerator(config: GrpoConfig) -> Accelerator:
     return accelerator
 
 
-def _policy(config: GrpoConfig, checkpoint: Path | None):
-    """The policy to train: of the checkpoint, or the one training starts from."""
-    model = load_model(
-        checkpoint or config.model_name_or_path,
-        dtype=config.dtype,
-        attn_implementation=config.attn_implementation,
-        freeze=config.freeze,
-    )
-    if config.use_peft and not hasattr(model, "peft_config"):
-        model = add_lora(
-            model, rank=config.lora_r, alpha=config.lora_alpha, dropout=config.lora_dropout, seed=config.seed
-        )
+def _policy(config: GrpoConfig, checkpoint: Path | None, device: torch.device | None = None):
+    """The policy to train: of the checkpoint, or the one training starts from. With the reference beside it
+    where the two share their base weights."""
+    model = load_policy(config, checkpoint, device=None if device is None else str(device))
+    start = config.model_name_or_path if is_adapter(config.model_name_or_path) else None
+    if config.beta and start and one_base_suffices(start):
+        add_reference(model, start)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-        model.enable_input_require_grads()
+        # It makes the embeddings' outputs require gradients, which checkpointing without re-entrance does not
+        # need, and which would send every backward pass through a frozen vision tower.
+        unwrap(model).disable_input_require_grads()
     return model
 
 
-def _reference(config: GrpoConfig, device: torch.device):
+def _reference(config: GrpoConfig, policy, device: torch.device):
     """The frozen policy of the KL term, or None. Always the one training starts from, a LoRA adapter
-    included; on resume it is not the checkpoint."""
+    included; on resume it is not the checkpoint. An adapter shares the base weights of the policy."""
     if not config.beta:
         return None
+    start = config.model_name_or_path if is_adapter(config.model_name_or_path) else None
+    if is_peft_model(policy) and one_base_suffices(start):
+        return ReferencePolicy(policy)
     reference = load_model(
         config.model_name_or_path,
-        dtype=config.dtype,
+        dtype=config.dtype or "auto",
         device=str(device),
         attn_implementation=config.attn_implementation,
+        quantisation=quantisation_config(config),
     )
     return reference.requires_grad_(False)
 
@@ -183,27 +195,44 @@ def _optimizer(config: GrpoConfig, model) -> torch.optim.Optimizer:
 def _update(
     config: GrpoConfig,
     accelerator: Accelerator,
+    policy,
     model,
     optimizer,
-    renderer: ChatRenderer,
-    images: ImageSource,
+    features: ImageFeatures,
 ) -> PolicyUpdate:
+    reference = _reference(config, policy, accelerator.device)
     return PolicyUpdate(
         accelerator,
         model,
         optimizer,
-        lambda rows: to_device(collate(rows, renderer, images), accelerator.device),
+        _collate(accelerator.device, features, reference),
         config.loss,
-        reference=_reference(config, accelerator.device),
+        reference=reference,
         micro_batch_size=config.per_device_train_batch_size,
+        max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         num_iterations=config.num_iterations,
         max_grad_norm=config.max_grad_norm,
         exact_context=config.credit == "turn",
         max_logprob_gap=config.max_logprob_gap,
         auxiliary_weight=config.auxiliary.weight if config.auxiliary else 0.0,
-        pad_id=renderer.pad_id,
+        pad_id=features.renderer.pad_id,
     )
+
+
+def _collate(device: torch.device, features: ImageFeatures, reference) -> Collate:
+    """Rows → batches. With a frozen vision tower the features that the replies were sampled under serve the
+    update too, all its rows and passes, the reference's included."""
+
+    def with_pixels(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
+        return to_device(collate(rows, features.renderer, features.images), device)
+
+    def with_features(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
+        return collate_with_features(rows, features, device)
+
+    # A checkpoint that was trained with its vision tower may go on without: its reference is another model.
+    shared = features.frozen and (reference is None or same_vision(features.model, reference))
+    return with_features if shared else with_pixels
 
 
 def _client(config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSource) -> TransformersClient:
