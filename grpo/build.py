@@ -23,6 +23,7 @@ from rewards import Reward, get_reward
 from rollout.build import make_judge
 from rollout.chats import ChatImages, chat_row, read_chats
 from rollout.engine import RolloutEngine
+from rollout.model_hub import open_hub
 from rollout.rows import TrainingRow, trajectory_row, turn_rows
 from visor.env.crop import ImageCutter
 from visor.env.prompts import load_prompts
@@ -63,6 +64,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     accelerator = _accelerator(config)
     # Sampling has seeds of its own; this one is of LoRA's dropout.
     set_seed(config.seed, device_specific=True)
+    hub = open_hub(config, config.output_dir, lambda: accelerator.is_main_process)
     if accelerator.is_main_process:
         write_run_config(config)
     processor = load_processor(config.model_name_or_path)
@@ -98,6 +100,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         build_rows=row_builder(config, renderer, images),
         processor=processor,
         auxiliary_rows=auxiliary,
+        hub=hub,
     )
     if checkpoint:
         trainer.load_state(checkpoint)

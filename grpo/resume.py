@@ -30,6 +30,10 @@ FREE_TO_CHANGE = {
     "judge_options.max_retries",
     "alarms",
     "stop_on_alarm",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private_repo",
+    "hub_strategy",
 }
 """Settings a resumed run may change; any other would make it another run."""
 OF_VALIDATION = {

@@ -1,4 +1,4 @@
-"""GRPO on LoRA adapters: the reference is the adapter the run started from, on one copy of the base weights."""
+"""GRPO on LoRA adapters: the reference is the adapter the run started from, on one copy of the base."""
 
 import json
 from pathlib import Path

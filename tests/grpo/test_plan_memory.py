@@ -405,5 +405,7 @@ def test_a_4_bit_base_takes_a_quarter():
     whole = 2 * (number - linear)
     assert bytes_with(load_in_4bit=True) == pytest.approx(whole + 0.5625 * linear, abs=1)
     nested = bytes_with(load_in_4bit=True, use_bnb_nested_quant=True)
-    assert nested == pytest.approx(whole + (0.5 + 0.127 / 8) * linear, rel=1e-5)  # QLoRA, section 3: 0.127 bits
+    assert nested == pytest.approx(
+        whole + (0.5 + 0.127 / 8) * linear, rel=1e-5
+    )  # QLoRA, section 3: 0.127 bits
     assert bytes_with(load_in_8bit=True) == whole + linear
