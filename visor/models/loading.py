@@ -232,7 +232,8 @@ def make_client(
 
     `dtype`, `device`, `attn_implementation` and `batch_size` are of `hf`; `engine_args` are vLLM's own engine
     arguments (a server has its own), `timeout` (seconds) is of `openai` and of a vLLM server, `max_retries`
-    and `openai_args` (further ones of `OpenAIClient`) are of `openai`. `max_context` (tokens, prompt and reply) and `max_images` bound a request.
+    and `openai_args` (further ones of `OpenAIClient`) are of `openai`. `max_context` (tokens, prompt and
+    reply) and `max_images` bound a request.
     """
     spec = parse_model_spec(spec) if isinstance(spec, str) else spec
     if spec.kind == "script":
@@ -273,7 +274,11 @@ def make_client(
 
 
 def _vllm_engine(
-    spec: ModelSpec, max_context: int | None, max_images: int | None, engine_args: dict[str, Any], timeout: float
+    spec: ModelSpec,
+    max_context: int | None,
+    max_images: int | None,
+    engine_args: dict[str, Any],
+    timeout: float,
 ) -> SamplingEngine:
     if spec.url:
         from visor.models.vllm_remote import RemoteEngine

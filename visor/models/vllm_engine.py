@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from visor.models.sampling_engine import EngineBusy, EngineFailed, EnginePrompt, EngineReply, EngineSampling
 from visor.models.loading import load_config
+from visor.models.sampling_engine import EngineBusy, EngineFailed, EnginePrompt, EngineReply, EngineSampling
 from visor.models.vllm_rope import rope_overrides
 from visor.models.weight_files import (
     WeightFiles,
-    check_names,
+    check_shapes,
     checked_weights,
     expected_weights,
     written_weights,
@@ -232,15 +232,19 @@ class LocalEngine:
                 if job is None:
                     return
                 job.run()
-            gone = [name for name, future in self._running.items() if future.cancelled()]
-            if gone:
-                self._llm.abort_request(gone)
-                for name in gone:
-                    del self._running[name]
+            self._drop_cancelled()
             if self._running:
                 for output in self._llm.step():
                     if output.finished:
                         _finish(self._running.pop(output.request_id), output)
+
+    def _drop_cancelled(self) -> None:
+        """End the requests that nobody waits for any more."""
+        gone = [name for name, future in self._running.items() if future.cancelled()]
+        if gone:
+            self._llm.abort_request(gone)
+        for name in gone:
+            del self._running[name]
 
     def _jobs(self) -> Iterable[_Job | None]:
         """What waits; when nothing runs, at least one, however long it takes to come."""
@@ -254,23 +258,26 @@ class LocalEngine:
 
     def _add(self, inputs: dict[str, Any], params: Any, future: Future) -> None:
         if self._incomplete:
-            future.set_exception(EngineFailed(self._incomplete))
+            _finish(future, EngineFailed(self._incomplete))
             return
         name = str(next(self._numbers))
         try:
             self._llm.add_request(name, inputs, params)
         except Exception as error:  # a fault of this request alone
-            future.set_exception(error)
+            _finish(future, ValueError(f"vLLM refused the prompt: {error}"))
             return
         self._running[name] = future
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self._incomplete:
             raise EngineFailed(self._incomplete)
+        self._drop_cancelled()
         if self._running:
             raise EngineBusy(f"{len(self._running)} requests run; weights can be loaded when all have ended")
-        if isinstance(weights, Sequence | WeightFiles):
-            check_names((name for name, _ in weights), self._expected)
+        if isinstance(weights, WeightFiles):
+            check_shapes(weights.shapes(), self._expected)
+        elif isinstance(weights, Sequence):
+            check_shapes(((name, tuple(weight.shape)) for name, weight in weights), self._expected)
         try:
             self._replace(checked_weights(weights, self._expected))
         except Exception as error:
@@ -283,6 +290,7 @@ class LocalEngine:
         if self._worker_is_here:
             self._llm.collective_rpc("load_named_weights", args=(weights,))
             return
+        # Both names of tied weights, as checked_weights gives them, so that files are written anew too.
         with written_weights(weights) as files:
             self._llm.collective_rpc("load_weight_files", args=([str(path) for path in files.paths],))
 
