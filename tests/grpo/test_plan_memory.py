@@ -103,7 +103,6 @@ def as_batch(rows) -> Batch:
         sampled=sum(sum(row.loss_mask) for row in rows),
         patches=sum(4 * (end - start) for row in rows for start, end in row.image_spans),
         image_patches=64,
-        padded=len(set(lengths)) > 1,
     )
 
 
