@@ -1,7 +1,7 @@
 """The update of a GRPO step: against TRL's on the same rows, turn credit against trajectory credit, padding.
 
-One thread, sides taking turns, medians. Seconds run from rows to moved weights; TRL starts from ready-made
-tensors.
+One thread, sides taking turns, medians. Seconds are the processor's (nothing waits, so they are those of a
+machine with nothing else to do) and run from rows to moved weights; TRL starts from ready-made tensors.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # before this folder: it has a file with a package's name
 
@@ -102,10 +102,10 @@ def in_turns(sides: Sequence[Callable[[], object]], repeats: int) -> list[float]
     for number in range(repeats + 1):
         for side, kept in zip(sides, times):
             gc.collect()
-            started = perf_counter()
+            started = process_time()
             side()
             if number:
-                kept.append(perf_counter() - started)
+                kept.append(process_time() - started)
     return [median(kept) for kept in times]
 
 
