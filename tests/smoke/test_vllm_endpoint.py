@@ -138,7 +138,8 @@ def test_every_system_runs_over_the_engine(world, name):
         if name == "vanilla":
             assert asked[0]["image_bytes"] > 0
         if name == "dag":  # the engine makes the policy call a tool, or write one until its reply is full
-            assert any(completion["tool_calls"] for completion in asked)
+            begun = [completion["tool_calls"] or "<tool_call>" in completion["text"] for completion in asked]
+            assert any(begun)
 
 
 def test_a_killed_run_goes_on(world):
