@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from grpo.advantage import ScaleRewards
 from grpo.alarms import NAMES, AlarmsConfig
+from grpo.engine_options import EngineOptions
 from grpo.figures import FIGURES, LOWER_IS_BETTER
 from grpo.loss import ImportanceSamplingLevel, LossSettings, LossType
 from rollout.build import JudgeOptions
@@ -28,7 +29,7 @@ class AuxiliaryConfig(Config):
     """The last step the loss is added in; null: all of them."""
 
 
-class GrpoConfig(Config):
+class GrpoConfig(EngineOptions):
     model_name_or_path: str
     """Folder of the policy to start from, tokenizer and image processor included."""
     output_dir: str

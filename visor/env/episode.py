@@ -193,7 +193,7 @@ class Episode:
         """Ask for candidates and choose the page to show; None when all have been shown or there is none."""
         pool = self._config.top_k if self._policy is None else self._policy.pool_size(self._config.top_k)
         started = time.perf_counter()
-        with CLOCK.running("retrieve"):
+        with CLOCK.running("retrieve", f"question {self._question.question_id}, search {query!r}"):
             candidates = self._retriever.search(query, pool)
         turn.retrieval_seconds = time.perf_counter() - started
         turn.candidates = [(hit.page_id, float(hit.score)) for hit in candidates]

@@ -96,7 +96,7 @@ class TransformersClient:
             with CLOCK.running("encode"):
                 batch = collate(unique, self.renderer, self.images, padding="left", pixels=False)
                 features = self._image_features([ref for prompt in unique for ref in prompt.images], device)
-            with CLOCK.running("decode"):
+            with CLOCK.running("decode", f"{len(requests)} replies"):
                 return decode(
                     self.model,
                     to_device(batch, device),
