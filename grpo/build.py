@@ -12,12 +12,13 @@ from transformers import get_scheduler
 
 from data.corpus import Corpus
 from grpo.arguments import GrpoConfig
-from grpo.plan import check_limits
+from grpo.engine_build import engine_policy, engine_type, open_engine
+from grpo.plan import check_limits, plan_engine
 from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
 from grpo.trackers import accelerator_arguments, check_installed, start_trackers
 from grpo.trainer import GrpoTrainer
-from grpo.update import PolicyUpdate
+from grpo.update import Collate, PolicyUpdate
 from grpo.validation import Validation
 from rewards import Reward, get_reward
 from rollout.build import make_judge
@@ -30,9 +31,12 @@ from visor.models.base import ImageSource, PolicyClient, Sampling
 from visor.models.loading import Processor, load_model, load_processor
 from visor.models.lora import add_lora
 from visor.models.rendering import ChatRenderer
+from visor.models.sampling_engine import SamplingEngine
 from visor.models.tensors import collate, to_device
 from visor.models.transformers import TransformersClient
+from visor.models.vllm import VLLMClient
 from visor.retrieval.index import index_path, open_index
+from visor.stage_clock import CLOCK
 from visor.systems.visor import VisorSystem
 from visor.types import Question, Trajectory
 
@@ -55,14 +59,19 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     if accelerator.is_main_process:
         write_run_config(config)
     processor = load_processor(config.model_name_or_path)
-    check_limits(
+    context = check_limits(
         config, processor.tokenizer, corpus.pages(), questions, quiet=not accelerator.is_main_process
     )
     renderer = processor.renderer()
     images = ChatImages(ImageCutter(corpus))
     auxiliary = _auxiliary_rows(config, renderer, images)
     policy = _policy(config, checkpoint)
-    client = _client(config, policy, renderer, images)
+    sampling_engine = None
+    if config.use_vllm:
+        pages_and_questions = (held_out[0].pages(), held_out[1]) if held_out else None
+        limits = plan_engine(config, processor.tokenizer, context, pages_and_questions)
+        sampling_engine = open_engine(config, limits, accelerator, engine_type(config, policy))
+    client = _client(config, policy, renderer, images, sampling_engine)
     optimizer = _optimizer(config, policy)
     scheduler = get_scheduler(
         config.lr_scheduler_type,
@@ -71,17 +80,24 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         num_training_steps=config.max_steps,
     )
     model, optimizer = accelerator.prepare(policy, optimizer)
+    collated = collation(accelerator, renderer, images)
+    validation = _validation(config, accelerator, held_out, policy, processor, reward, sampling_engine)
+    pushed = None
+    if isinstance(client, VLLMClient):
+        clients = [client, *([validation.client] if validation else [])]
+        pushed = engine_policy(config, clients, model, accelerator, questions[0], collated)
     trainer = GrpoTrainer(
         config,
         accelerator=accelerator,
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        update=_update(config, accelerator, model, optimizer, renderer, images),
+        update=_update(config, accelerator, model, optimizer, collated, renderer.pad_id),
         engine=_engine(
             config, corpus, client, images, reward, index=config.index, temperature=config.temperature
         ),
-        validation=_validation(config, accelerator, held_out, policy, processor, reward),
+        validation=validation,
+        engine_policy=pushed,
         client=client,
         questions=questions,
         build_rows=row_builder(config, renderer, images),
@@ -90,6 +106,8 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     )
     if checkpoint:
         trainer.load_state(checkpoint)
+    if pushed:
+        pushed.start(trainer.step_done)
     settings = config.model_dump(mode="json")
     start_trackers(accelerator, config.report_to, settings, Path(config.output_dir), step=trainer.step_done)
     return trainer
@@ -185,14 +203,14 @@ def _update(
     accelerator: Accelerator,
     model,
     optimizer,
-    renderer: ChatRenderer,
-    images: ImageSource,
+    collated: Collate,
+    pad_id: int,
 ) -> PolicyUpdate:
     return PolicyUpdate(
         accelerator,
         model,
         optimizer,
-        lambda rows: to_device(collate(rows, renderer, images), accelerator.device),
+        collated,
         config.loss,
         reference=_reference(config, accelerator.device),
         micro_batch_size=config.per_device_train_batch_size,
@@ -202,12 +220,26 @@ def _update(
         exact_context=config.credit == "turn",
         max_logprob_gap=config.max_logprob_gap,
         auxiliary_weight=config.auxiliary.weight if config.auxiliary else 0.0,
-        pad_id=renderer.pad_id,
+        pad_id=pad_id,
     )
 
 
-def _client(config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSource) -> TransformersClient:
-    """Samples from the very weights that are trained."""
+def collation(accelerator: Accelerator, renderer: ChatRenderer, images: ImageSource) -> Collate:
+    """Rows → a batch on the training device. Each micro-batch passes here, so a long update shows progress."""
+
+    def collated(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
+        CLOCK.progress(f"{len(rows)} rows, the first of {rows[0].trajectory or 'padding'}")
+        return to_device(collate(rows, renderer, images), accelerator.device)
+
+    return collated
+
+
+def _client(
+    config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSource, engine: SamplingEngine | None
+) -> TransformersClient | VLLMClient:
+    """Samples from the very weights that are trained, or from the engine that is given them."""
+    if engine is not None:
+        return VLLMClient(engine, renderer, images, name=Path(config.model_name_or_path).name)
     prompt = config.max_prompt_length
     return TransformersClient(
         model,
@@ -256,13 +288,15 @@ def _validation(
     policy,
     processor: Processor,
     reward: Reward,
+    sampling_engine: SamplingEngine | None,
 ) -> Validation | None:
     """A client of its own, so that no page of another corpus is taken for one of training."""
     if data is None:
         return None
     corpus, questions = data
     images = ImageCutter(corpus)
-    client = _client(config, policy, processor.renderer(cache_bytes=VALIDATION_CACHE_BYTES), images)
+    renderer = processor.renderer(cache_bytes=VALIDATION_CACHE_BYTES)
+    client = _client(config, policy, renderer, images, sampling_engine)
     temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
     index = config.eval_index or (None if config.eval_corpus else config.index)
     engine = _engine(config, corpus, client, images, reward, index=index, temperature=temperature)

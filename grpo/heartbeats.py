@@ -34,9 +34,7 @@ class Heartbeats:
 
     def others_hang(self, seconds: float) -> bool:
         """Whether every other process is seen, and none has moved within the last so many seconds."""
-        return all(
-            self._still(rank) > seconds for rank in range(self.size) if rank != self.rank
-        )
+        return all(self._still(rank) > seconds for rank in range(self.size) if rank != self.rank)
 
     def _still(self, rank: int) -> float:
         """Seconds without progress; 0 for a process that is not seen."""

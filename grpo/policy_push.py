@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
 ADAPTED = re.compile(r"(?P<layer>.+)\.base_layer\.(?P<kind>weight|bias)")

@@ -5,23 +5,17 @@ B sequences are decoded from U distinct prompts: sequences with the same prompt 
 
 from __future__ import annotations
 
-import inspect
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
 from visor.models.loading import unwrap
 from visor.models.sampling import Sampler
 from visor.stage_clock import CLOCK
 
 GROWTH = 64
-CACHE = (
-    "cache" if "cache" in inspect.signature(Qwen2_5_VLTextModel.forward).parameters else "past_key_values"
-)
-"""The argument that takes the key-value cache; the latter in the Transformers that vLLM needs."""
 
 
 class BufferedLayer(DynamicLayer):
@@ -148,7 +142,7 @@ class _Run:
             inputs_embeds=embeddings,
             attention_mask=mask,
             position_ids=positions,
-            **{CACHE: self.cache},
+            cache=self.cache,
             use_cache=True,
         ).last_hidden_state
 

@@ -173,7 +173,8 @@ def forward_logprobs(model, batch: dict[str, Any], *, entropy: bool = False):
     assert not mask[:, 0].any(), "the first token of a row has no prefix to be scored under"
     predicting = torch.zeros_like(mask)
     predicting[:, :-1] = mask[:, 1:]
-    logits = _logits_at(model, batch, predicting).float()  # (number of masked tokens, V), row-major
+    output = model(**model_inputs(batch), logits_to_keep=predicting, use_cache=False)
+    logits = output.logits.float()  # (number of masked tokens, V), row-major like `input_ids[mask]`
     chosen = logits.gather(-1, batch["input_ids"][mask][:, None]).squeeze(-1)
     log_normaliser = logits.logsumexp(-1)
     empty = torch.zeros(mask.shape, dtype=torch.float32, device=logits.device)
@@ -183,15 +184,3 @@ def forward_logprobs(model, batch: dict[str, Any], *, entropy: bool = False):
     with torch.no_grad():
         expected = (torch.softmax(logits, -1) * logits).sum(-1)
         return logprobs, empty.masked_scatter(mask, log_normaliser - expected)
-
-
-def _logits_at(model, batch: dict[str, Any], positions: torch.Tensor) -> torch.Tensor:
-    """(number of True, V) logits at the True entries of `positions` (B, L)."""
-    from transformers import modeling_utils
-
-    inputs = model_inputs(batch)
-    if hasattr(modeling_utils, "slice_logits_to_keep"):  # since Transformers 5.18 a mask will do
-        return model(**inputs, logits_to_keep=positions, use_cache=False).logits
-    columns = positions.any(0).nonzero().squeeze(-1)
-    logits = model(**inputs, logits_to_keep=columns, use_cache=False).logits
-    return logits[positions[:, columns]]
