@@ -66,6 +66,10 @@ class EnginePolicy:
         gap = self.measure()
         return {"train_inference_gap_mean": gap.mean, "train_inference_gap_max": gap.maximum}
 
+    def close(self) -> None:
+        """Let go of the engine; one of this process ends."""
+        self.engine.close()
+
     @property
     def is_pushing(self) -> bool:
         """Whether this process gives the engine its weights."""

@@ -130,7 +130,11 @@ class GrpoTrainer:
         the process (`stage_timeout`).
         """
         with run_watchdog(self.config, self.accelerator.process_index, self.accelerator.num_processes):
-            self._train()
+            try:
+                self._train()
+            finally:
+                if self.engine_policy:
+                    self.engine_policy.close()
 
     def _train(self) -> None:
         self._go_on()
