@@ -121,9 +121,12 @@ def test_features_of_other_weights_show_when_the_vision_tower_trains(world, tmp_
     assert gaps[True] < 1e-5 < 1e-3 < gaps[False]
 
 
-def test_the_tolerance_is_an_option(world, tmp_path):
-    with pytest.raises(ValueError, match="max_train_inference_gap = 1e-12"):
-        trainer_for(world, tmp_path, use_vllm=True, max_train_inference_gap=1e-12)
+def test_the_tolerance_is_an_option(world, tmp_path, monkeypatch):
+    score = TwinEngine.score
+    monkeypatch.setattr(TwinEngine, "score", lambda *asked: [value - 5e-4 for value in score(*asked)])
+    trainer_for(world, tmp_path, use_vllm=True)
+    with pytest.raises(ValueError, match=r"differ by 0.0005 .* max_train_inference_gap = 0.0001"):
+        trainer_for(world, tmp_path, use_vllm=True, max_train_inference_gap=1e-4)
 
 
 # ---------------------------------------------------------------- limits, refusals, a lost engine

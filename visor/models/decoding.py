@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from visor.models.loading import unwrap
 from visor.models.sampling import Sampler
+from visor.models.versions import CACHE_ARGUMENT
 from visor.stage_clock import CLOCK
 
 GROWTH = 64
@@ -142,8 +143,8 @@ class _Run:
             inputs_embeds=embeddings,
             attention_mask=mask,
             position_ids=positions,
-            cache=self.cache,
             use_cache=True,
+            **{CACHE_ARGUMENT: self.cache},
         ).last_hidden_state
 
     def advance(self, step: int) -> bool:

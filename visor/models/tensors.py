@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from visor.models.base import ImageSource
+from visor.models.loading import unwrap
 from visor.models.rendering import ChatRenderer, Span
 from visor.types import ImageRef
 
@@ -169,11 +170,14 @@ def forward_logprobs(model, batch: dict[str, Any], *, entropy: bool = False):
     models (DDP, DeepSpeed, PEFT) work and long prompts cost no logits. A token at position 0 has no prefix
     and cannot be scored (AssertionError).
     """
+    from visor.models.versions import logits_at
+
     mask = batch["loss_mask"].bool()
     assert not mask[:, 0].any(), "the first token of a row has no prefix to be scored under"
     predicting = torch.zeros_like(mask)
     predicting[:, :-1] = mask[:, 1:]
-    output = model(**model_inputs(batch), logits_to_keep=predicting, use_cache=False)
+    with logits_at(unwrap(model).lm_head, predicting):
+        output = model(**model_inputs(batch), use_cache=False)
     logits = output.logits.float()  # (number of masked tokens, V), row-major like `input_ids[mask]`
     chosen = logits.gather(-1, batch["input_ids"][mask][:, None]).squeeze(-1)
     log_normaliser = logits.logsumexp(-1)
