@@ -225,7 +225,7 @@ def _update(
 
 
 def collation(accelerator: Accelerator, renderer: ChatRenderer, images: ImageSource) -> Collate:
-    """Rows → a batch on the training device. Each micro-batch passes here, so a long update shows progress."""
+    """Rows → a batch on the training device. Each micro-batch passes here, so an update shows progress."""
 
     def collated(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
         CLOCK.progress(f"{len(rows)} rows, the first of {rows[0].trajectory or 'padding'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from rollout.rows import TrainingRow
 from visor.models.sampling_engine import SamplingEngine
 from visor.models.vllm import VLLMClient
 from visor.types import Question
+
+CPU_CACHE_BYTES = 1 << 29
+"""Of keys and values, where there is no GPU and nothing is set."""
 
 
 def open_engine(config: GrpoConfig, limits: EngineLimits, accelerator, dtype: torch.dtype) -> SamplingEngine:
@@ -57,7 +61,7 @@ def engine_arguments(config: GrpoConfig, processes: int, dtype: torch.dtype) -> 
     """vLLM's own arguments of a colocated engine. ValueError for what a colocated one cannot do here."""
     arguments: dict[str, Any] = {
         "dtype": str(dtype).removeprefix("torch."),
-        # Every weight comes with the first push, so that the gap at the start tells of a push that is not whole.
+        # Every weight comes with the first push, so that the gap at the start tells of one that is left out.
         "load_format": "dummy",
         "tensor_parallel_size": config.vllm_tensor_parallel_size,
         "seed": config.seed,
@@ -66,18 +70,23 @@ def engine_arguments(config: GrpoConfig, processes: int, dtype: torch.dtype) -> 
         if config.vllm_tensor_parallel_size > 1:
             raise ValueError(
                 f"vllm_tensor_parallel_size {config.vllm_tensor_parallel_size} in {processes} processes: a "
-                "colocated engine belongs to one process, and the others' GPUs have engines of their own; use "
-                "vllm_mode server for an engine over several GPUs"
+                "colocated engine belongs to one process, and the others' GPUs have engines of their own; "
+                "vllm_mode server has an engine over several GPUs"
             )
         # The processes are there already: an engine is to join its own and start none.
         arguments["distributed_executor_backend"] = "external_launcher"
     if torch.cuda.is_available():
         arguments["gpu_memory_utilization"] = config.vllm_gpu_memory_utilization
         arguments["enable_sleep_mode"] = config.vllm_enable_sleep_mode
-    elif config.vllm_enable_sleep_mode:
+        return arguments
+    if config.vllm_enable_sleep_mode:
         raise ValueError(
-            "vllm_enable_sleep_mode gives GPU memory back during updates, and there is no GPU here; leave it out"
+            "vllm_enable_sleep_mode gives a GPU's memory back during updates, and there is no GPU here"
         )
+    # On a CPU an engine is for trying things out: compiling would take longer than sampling.
+    arguments["enforce_eager"] = True
+    if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
     return arguments
 
 
@@ -90,8 +99,8 @@ def base_model_path(path: str) -> str:
 def _check_server(engine: SamplingEngine, limits: EngineLimits) -> None:
     if engine.max_context < limits.max_model_len or engine.max_images < limits.images:
         raise ValueError(
-            f"the server takes {engine.max_context:,} tokens and {engine.max_images} images a prompt, and the "
-            f"run's prompts hold up to {limits.max_model_len:,} tokens with the reply and {limits.images} "
+            f"the server takes {engine.max_context:,} tokens and {engine.max_images} images a prompt, and "
+            f"prompts of the run hold up to {limits.max_model_len:,} tokens with the reply and {limits.images} "
             f"images; start it with --max_model_len {limits.max_model_len} --max_images {limits.images}"
         )
 

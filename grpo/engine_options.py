@@ -25,8 +25,8 @@ class EngineOptions(Config):
     vllm_tensor_parallel_size: int = Field(1, ge=1)
     """colocate: GPUs of the one process's engine. A server has its own setting."""
     vllm_max_model_length: int | None = Field(None, ge=2)
-    """colocate: tokens of prompt and reply that the engine takes; null: the most that the settings lead to, at
-    most max_prompt_length + max_completion_length, as `--plan` prints it."""
+    """colocate: tokens of prompt and reply that the engine takes; null: the most that the settings lead to,
+    as `--plan` prints it, within max_prompt_length + max_completion_length."""
     vllm_enable_sleep_mode: bool = False
     """colocate, GPU: the engine gives its memory back during updates."""
     max_train_inference_gap: float | None = Field(None, gt=0)

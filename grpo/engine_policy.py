@@ -105,8 +105,8 @@ class EnginePolicy:
         )
 
     def check_alive(self, groups: Sequence[Group]) -> None:
-        """EngineLost when episodes failed because the engine is gone, on any process: each is a record with an
-        error, and the steps to come would be too."""
+        """EngineLost when episodes failed, on any process, because the engine is gone: each is a record with
+        an error, and those of all steps to come would be."""
         errors = [t.error for group in groups for t in group.trajectories if t.error is not None]
         lost = [error.message for error in errors if error.type == "EngineFailed"]
         everywhere = gather_object(lost[:1])
@@ -117,7 +117,7 @@ class EnginePolicy:
         types = sorted({str(p.dtype).removeprefix("torch.") for p in self.model.parameters()})
         return (
             f"the engine does not compute the policy in training: on the same reply of {gap.tokens} tokens "
-            f"their log-probabilities differ by {gap.mean:.3g} on average and {gap.maximum:.3g} at most, above "
+            f"their log-probabilities differ by {gap.mean:.3g} on average and {gap.maximum:.3g} at most, over "
             f"max_train_inference_gap = {self.tolerance:g}. Check that the engine runs the same model (a "
             "server: the one named in model_name_or_path) in the type of the trained weights "
             f"({', '.join(types)}) and that the versions of vllm and transformers are the tested ones; raise "

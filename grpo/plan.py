@@ -149,7 +149,9 @@ def plan_engine(
     model_config = read_model_config(config.model_name_or_path)
     contexts = [context]
     if held_out is not None:
-        contexts.append(_context(config, model_config, tokenizer, *held_out, 1, config.max_completion_length)[0])
+        contexts.append(
+            _context(config, model_config, tokenizer, *held_out, 1, config.max_completion_length)[0]
+        )
     return engine_limits(config, contexts, model_config.text_config.max_position_embeddings)
 
 

@@ -21,8 +21,8 @@ from grpo.arguments import GrpoConfig
 from grpo.batch import BuildRows, rewards_to_scale_by, rows_of_groups
 from grpo.behaviour import behaviour_metrics
 from grpo.best import BestModel, recall
-from grpo.engine_policy import EnginePolicy
 from grpo.checkpoint import drop_after, drop_old, save_atomically
+from grpo.engine_policy import EnginePolicy
 from grpo.highlights import best_and_worst, write_highlights
 from grpo.hyperparameters import hyperparameters, set_hyperparameters
 from grpo.random_state import random_state, restore_random_state

@@ -25,7 +25,12 @@ class Wrapped(nn.Module):
 def adapted(policy, **settings):
     from peft import LoraConfig, get_peft_model
 
-    config = {"r": 3, "lora_alpha": 5, "target_modules": r".*language_model.*\.(q_proj|down_proj)", **settings}
+    config = {
+        "r": 3,
+        "lora_alpha": 5,
+        "target_modules": r".*language_model.*\.(q_proj|down_proj)",
+        **settings,
+    }
     model = get_peft_model(policy, LoraConfig(**config))
     randomise(model)
     return model
