@@ -100,7 +100,7 @@ def _check_server(engine: SamplingEngine, limits: EngineLimits) -> None:
     if engine.max_context < limits.max_model_len or engine.max_images < limits.images:
         raise ValueError(
             f"the server takes {engine.max_context:,} tokens and {engine.max_images} images a prompt, and "
-            f"prompts of the run hold up to {limits.max_model_len:,} tokens with the reply and {limits.images} "
+            f"the run's prompts hold up to {limits.max_model_len:,} tokens with the reply and {limits.images} "
             f"images; start it with --max_model_len {limits.max_model_len} --max_images {limits.images}"
         )
 

@@ -117,7 +117,7 @@ class EnginePolicy:
         types = sorted({str(p.dtype).removeprefix("torch.") for p in self.model.parameters()})
         return (
             f"the engine does not compute the policy in training: on the same reply of {gap.tokens} tokens "
-            f"their log-probabilities differ by {gap.mean:.3g} on average and {gap.maximum:.3g} at most, over "
+            f"their log-probabilities differ by {gap.mean:.3g} on average, {gap.maximum:.3g} at most, over "
             f"max_train_inference_gap = {self.tolerance:g}. Check that the engine runs the same model (a "
             "server: the one named in model_name_or_path) in the type of the trained weights "
             f"({', '.join(types)}) and that the versions of vllm and transformers are the tested ones; raise "

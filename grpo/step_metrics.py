@@ -82,9 +82,9 @@ def judge_metrics(judge: Judge) -> dict:
 
 
 def step_seconds(laps: Mapping[str, float], stages: Mapping[str, float]) -> dict:
-    """The time of a step: its laps one after the other (rollout, rows, record, update, push) and their total; under
-    `stages` the seconds of each of `STAGES`, and under `shares` what part of
-    the total each is. Of the main process. Stages of different threads may run side by side, so that the
+    """The time of a step: its laps one after the other (rollout, rows, record, update, push) and their total;
+    under `stages` the seconds of each of `STAGES`, and under `shares` what part of the total each is. Of the
+    main process. Stages of different threads may run side by side, so that the
     shares can add up to more than 1; what is in none of them is bookkeeping and waiting."""
     total = sum(laps.values())
     seconds = {stage: round(stages.get(stage, 0.0), 4) for stage in STAGES}

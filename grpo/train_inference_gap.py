@@ -51,8 +51,8 @@ def tolerance_of(dtype: torch.dtype) -> float:
 def probe_messages(
     question: Question, episode: EpisodeConfig, client: VLLMClient, reply_tokens: int
 ) -> list[Message]:
-    """What the fixed reply answers: the question under the run's prompts, and its gold pages as a search shows
-    them, as many of them (at most two) as the engine takes."""
+    """What the fixed reply answers: the question under the run's prompts, and its gold pages as a search
+    shows them, at most two and as many as the engine takes."""
     prompts = load_prompts(episode.prompts)
     writer = ObservationWriter(question.text, prompts, episode)
     messages = prompt_messages(question.text, prompts, episode)

@@ -126,8 +126,8 @@ class GrpoTrainer:
     def train(self) -> None:
         """Run the remaining steps, then write the final model into `output_dir`.
 
-        StoppedByAlarm, after a checkpoint, when an alarm of `stop_on_alarm` is raised. A stage that hangs ends
-        the process (`stage_timeout`).
+        StoppedByAlarm, after a checkpoint, when an alarm of `stop_on_alarm` is raised. A stage that hangs
+        ends the process (`stage_timeout`).
         """
         with run_watchdog(self.config, self.accelerator.process_index, self.accelerator.num_processes):
             try:

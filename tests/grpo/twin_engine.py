@@ -1,5 +1,5 @@
-"""A sampling engine that is a second copy of the model in this process: slow, exact, and with the one habit of
-real engines that matters here, to keep what it computed until it is told to forget it."""
+"""A sampling engine that is a second copy of the model in this process: slow, exact, and with the habit of real
+engines that matters here, to keep what it computed until it is told to forget it."""
 
 import hashlib
 
@@ -103,5 +103,5 @@ class TwinEngine:
             grid = torch.tensor([self.renderer.grid(ref, self._picture)])
             with inference(self.twin):
                 made = self.twin.model.get_image_features(pixels, grid).pooler_output
-            self.features[ref.page_id] = list(made)[0]
+            self.features[ref.page_id] = made[0]
         return self.features[ref.page_id]
