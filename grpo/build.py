@@ -28,8 +28,18 @@ from rollout.rows import TrainingRow, trajectory_row, turn_rows
 from visor.env.crop import ImageCutter
 from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
-from visor.models.loading import Processor, load_model, load_processor
-from visor.models.lora import add_lora
+from visor.models.features import ImageFeatures, collate_with_features, same_vision
+from visor.models.loading import Processor, load_model, load_processor, unwrap
+from visor.models.lora import (
+    ReferencePolicy,
+    add_reference,
+    is_adapter,
+    is_peft_model,
+    load_policy,
+    one_base_suffices,
+)
+from visor.models.precision import device_facts, with_device_defaults
+from visor.models.quantisation import quantisation_config
 from visor.models.rendering import ChatRenderer
 from visor.models.sampling_engine import SamplingEngine
 from visor.models.tensors import collate, to_device
@@ -46,6 +56,7 @@ VALIDATION_CACHE_BYTES = 1 << 27
 
 def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     """Everything of a run, resumed where its folder says so. ValueError for what cannot be trained."""
+    config = with_device_defaults(config, device_facts())
     reward = get_reward(config.reward)
     check_installed(config.report_to)
     checkpoint = find_checkpoint(config)
@@ -65,13 +76,16 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     renderer = processor.renderer()
     images = ChatImages(ImageCutter(corpus))
     auxiliary = _auxiliary_rows(config, renderer, images)
-    policy = _policy(config, checkpoint)
+    policy = _policy(config, checkpoint, accelerator.device)
     sampling_engine = None
     if config.use_vllm:
         pages_and_questions = (held_out[0].pages(), held_out[1]) if held_out else None
         limits = plan_engine(config, processor.tokenizer, context, pages_and_questions)
         sampling_engine = open_engine(config, limits, accelerator, engine_type(config, policy))
     client = _client(config, policy, renderer, images, sampling_engine)
+    features = (
+        client.features if isinstance(client, TransformersClient) else ImageFeatures(policy, renderer, images)
+    )
     optimizer = _optimizer(config, policy)
     scheduler = get_scheduler(
         config.lr_scheduler_type,
@@ -80,19 +94,19 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         num_training_steps=config.max_steps,
     )
     model, optimizer = accelerator.prepare(policy, optimizer)
-    collated = collation(accelerator, renderer, images)
+    update = _update(config, accelerator, policy, model, optimizer, features)
     validation = _validation(config, accelerator, held_out, policy, processor, reward, sampling_engine)
     pushed = None
     if isinstance(client, VLLMClient):
         clients = [client, *([validation.client] if validation else [])]
-        pushed = engine_policy(config, clients, model, accelerator, questions[0], collated)
+        pushed = engine_policy(config, clients, model, accelerator, questions[0], update.collate)
     trainer = GrpoTrainer(
         config,
         accelerator=accelerator,
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        update=_update(config, accelerator, model, optimizer, collated, renderer.pad_id),
+        update=update,
         engine=_engine(
             config, corpus, client, images, reward, index=config.index, temperature=config.temperature
         ),
@@ -102,6 +116,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         questions=questions,
         build_rows=row_builder(config, renderer, images),
         processor=processor,
+        features=features,
         auxiliary_rows=auxiliary,
     )
     if checkpoint:
@@ -156,34 +171,35 @@ def _accelerator(config: GrpoConfig) -> Accelerator:
     return accelerator
 
 
-def _policy(config: GrpoConfig, checkpoint: Path | None):
-    """The policy to train: of the checkpoint, or the one training starts from."""
-    model = load_model(
-        checkpoint or config.model_name_or_path,
-        dtype=config.dtype,
-        attn_implementation=config.attn_implementation,
-        freeze=config.freeze,
-    )
-    if config.use_peft and not hasattr(model, "peft_config"):
-        model = add_lora(
-            model, rank=config.lora_r, alpha=config.lora_alpha, dropout=config.lora_dropout, seed=config.seed
-        )
+def _policy(config: GrpoConfig, checkpoint: Path | None, device: torch.device | None = None):
+    """The policy to train: of the checkpoint, or the one training starts from. With the reference beside it
+    where the two share their base weights."""
+    model = load_policy(config, checkpoint, device=None if device is None else str(device))
+    start = config.model_name_or_path if is_adapter(config.model_name_or_path) else None
+    if config.beta and start and one_base_suffices(start):
+        add_reference(model, start)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-        model.enable_input_require_grads()
+        # It makes the embeddings' outputs require gradients, which checkpointing without re-entrance does not
+        # need, and which would send every backward pass through a frozen vision tower.
+        unwrap(model).disable_input_require_grads()
     return model
 
 
-def _reference(config: GrpoConfig, device: torch.device):
+def _reference(config: GrpoConfig, policy, device: torch.device):
     """The frozen policy of the KL term, or None. Always the one training starts from, a LoRA adapter
-    included; on resume it is not the checkpoint."""
+    included; on resume it is not the checkpoint. An adapter shares the base weights of the policy."""
     if not config.beta:
         return None
+    start = config.model_name_or_path if is_adapter(config.model_name_or_path) else None
+    if is_peft_model(policy) and one_base_suffices(start):
+        return ReferencePolicy(policy)
     reference = load_model(
         config.model_name_or_path,
-        dtype=config.dtype,
+        dtype=config.dtype or "auto",
         device=str(device),
         attn_implementation=config.attn_implementation,
+        quantisation=quantisation_config(config),
     )
     return reference.requires_grad_(False)
 
@@ -201,37 +217,51 @@ def _optimizer(config: GrpoConfig, model) -> torch.optim.Optimizer:
 def _update(
     config: GrpoConfig,
     accelerator: Accelerator,
+    policy,
     model,
     optimizer,
-    collated: Collate,
-    pad_id: int,
+    features: ImageFeatures,
 ) -> PolicyUpdate:
+    reference = _reference(config, policy, accelerator.device)
     return PolicyUpdate(
         accelerator,
         model,
         optimizer,
-        collated,
+        _collate(accelerator.device, features, reference),
         config.loss,
-        reference=_reference(config, accelerator.device),
+        reference=reference,
         micro_batch_size=config.per_device_train_batch_size,
+        max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         num_iterations=config.num_iterations,
         max_grad_norm=config.max_grad_norm,
         exact_context=config.credit == "turn",
         max_logprob_gap=config.max_logprob_gap,
         auxiliary_weight=config.auxiliary.weight if config.auxiliary else 0.0,
-        pad_id=pad_id,
+        pad_id=features.renderer.pad_id,
     )
 
 
-def collation(accelerator: Accelerator, renderer: ChatRenderer, images: ImageSource) -> Collate:
-    """Rows → a batch on the training device. Each micro-batch passes here, so an update shows progress."""
+def _collate(device: torch.device, features: ImageFeatures, reference) -> Collate:
+    """Rows → batches. With a frozen vision tower the features that the replies were sampled under serve the
+    update too, all its rows and passes, the reference's included."""
 
-    def collated(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
-        CLOCK.progress(f"{len(rows)} rows, the first of {rows[0].trajectory or 'padding'}")
-        return to_device(collate(rows, renderer, images), accelerator.device)
+    def with_pixels(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
+        CLOCK.progress(_named(rows))
+        return to_device(collate(rows, features.renderer, features.images), device)
 
-    return collated
+    def with_features(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
+        CLOCK.progress(_named(rows))
+        return collate_with_features(rows, features, device)
+
+    # A checkpoint that was trained with its vision tower may go on without: its reference is another model.
+    shared = features.frozen and (reference is None or same_vision(features.model, reference))
+    return with_features if shared else with_pixels
+
+
+def _named(rows: Sequence[TrainingRow]) -> str:
+    """Each micro-batch passes through its collation, so a long update shows progress there."""
+    return f"{len(rows)} rows, the first of {rows[0].trajectory or 'padding'}"
 
 
 def _client(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from grpo.train_inference_gap import (
     tolerance_of,
 )
 from rollout.rows import TrainingRow
+from visor.models.lora import base_model_of, is_adapter
 from visor.models.sampling_engine import SamplingEngine
 from visor.models.vllm import VLLMClient
 from visor.types import Question
@@ -34,7 +34,9 @@ CPU_CACHE_BYTES = 1 << 29
 def open_engine(config: GrpoConfig, limits: EngineLimits, accelerator, dtype: torch.dtype) -> SamplingEngine:
     """The engine of this process, or the server's. ValueError for settings that it cannot keep, for a missing
     package and for a server that does not answer."""
-    path = base_model_path(config.model_name_or_path)
+    path = config.model_name_or_path
+    if is_adapter(path):  # the engine has the architecture of the model below it
+        path = base_model_of(path)
     if config.vllm_mode == "server":
         from visor.models.vllm_remote import RemoteEngine
 
@@ -44,6 +46,7 @@ def open_engine(config: GrpoConfig, limits: EngineLimits, accelerator, dtype: to
             path,
             max_context=limits.max_model_len,
             timeout=config.vllm_server_timeout,
+            own_weights=False,  # the first push replaces whatever it has
         )
         _check_server(engine, limits)
         return engine
@@ -90,18 +93,11 @@ def engine_arguments(config: GrpoConfig, processes: int, dtype: torch.dtype) -> 
     return arguments
 
 
-def base_model_path(path: str) -> str:
-    """The checkpoint whose architecture the engine has: of a LoRA adapter the model below it."""
-    adapter = Path(path) / "adapter_config.json"
-    return json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else path
-
-
 def _check_server(engine: SamplingEngine, limits: EngineLimits) -> None:
     if engine.max_context < limits.max_model_len or engine.max_images < limits.images:
         raise ValueError(
-            f"the server takes {engine.max_context:,} tokens and {engine.max_images} images a prompt, and "
-            f"the run's prompts hold up to {limits.max_model_len:,} tokens with the reply and {limits.images} "
-            f"images; start it with --max_model_len {limits.max_model_len} --max_images {limits.images}"
+            f"the server takes {engine.max_context:,} tokens and {engine.max_images} images, and the run needs "
+            f"{limits.max_model_len:,} tokens of prompt and reply and {limits.images} images; start it with --max_model_len {limits.max_model_len} --max_images {limits.images}"
         )
 
 

@@ -18,7 +18,7 @@ class EngineOptions(Config):
     vllm_server_base_url: str | None = None
     """Of that server, for example http://127.0.0.1:8001."""
     vllm_server_timeout: float = Field(240.0, gt=0)
-    """Seconds to wait for the server to be up."""
+    """Seconds of one request to that server."""
     vllm_gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
     """colocate: the engine's share of a GPU's memory, weights and key-value cache together. 0.4 as in VISOR's
     table 6; a CPU has VLLM_CPU_KVCACHE_SPACE instead."""

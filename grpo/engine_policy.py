@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 
 from grpo.policy_push import full_parameters
 from grpo.train_inference_gap import Gap, GapProbe, gap_between
 from rollout.group import Group
 from visor.models.sampling_engine import SamplingEngine
 from visor.models.vllm import VLLMClient
+from visor.models.vllm_remote import RemoteEngine
 from visor.stage_clock import CLOCK
 
 
@@ -86,6 +87,8 @@ class EnginePolicy:
             else:
                 for _ in weights:  # sharded weights are gathered by all
                     pass
+            if isinstance(self.engine, RemoteEngine):
+                self.engine.expect(broadcast_object_list([self.engine.stamp])[0])
             self.accelerator.wait_for_everyone()
         for client in self.clients:
             client.policy_version = step

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from grpo.planning.options import PlanOptions
 from grpo.planning.report import context_report, memory_report, row_report, summary
 from grpo.planning.scene import Material, gather
 from grpo.planning.wording import counting_renderer, stand_in_tokenizer
+from visor.models.precision import DeviceFacts, device_facts, with_device_defaults
 from visor.types import Page, Question
 
 REFUSED = 2
@@ -73,6 +74,7 @@ def make_plan(config: GrpoConfig, options: PlanOptions) -> Plan:
         options.plan_launch_file, options.plan_world_size, options.plan_zero_stage, options.plan_fsdp
     )
     model_config = read_model_config(config.model_name_or_path)
+    config = with_device_defaults(config, planned_device(launch.is_deepspeed))
     tokenizer = read_tokenizer(config.model_name_or_path)
     turns = min(options.plan_turns, config.episode.max_turns)
     reply_tokens = min(options.plan_reply_tokens, config.max_completion_length)
@@ -99,6 +101,13 @@ def make_plan(config: GrpoConfig, options: PlanOptions) -> Plan:
         reply_tokens=reply_tokens,
         findings=findings,
     )
+
+
+def planned_device(deepspeed: bool) -> DeviceFacts:
+    """The device of the plan, which is a GPU: the one that is here, else one that computes in bfloat16."""
+    here = device_facts()
+    facts = here if here.kind != "cpu" else DeviceFacts("cuda", bf16=True)
+    return replace(facts, master_weights=deepspeed)
 
 
 def plan(config: GrpoConfig, options: PlanOptions) -> int:

@@ -11,9 +11,13 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from visor.models.merging import merged_weights
+
 ADAPTED = re.compile(r"(?P<layer>.+)\.base_layer\.(?P<kind>weight|bias)")
 KEPT_ASIDE = re.compile(r"\.(lora_[^.]+|original_module)(\.|$)")
 """Parts of PEFT's modules that are no weights of the model: adapters, and what `modules_to_save` replaced."""
+QUANTISED = ("Params4bit", "Int8Params")
+"""Types of bitsandbytes' weights, which are given in the type they compute in."""
 COPIED = re.compile(r"\.modules_to_save\.(?P<adapter>[^.]+)\.")
 
 
@@ -31,6 +35,9 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield from whole_parameters(policy)
         return
     base = policy.get_base_model()
+    if any(type(parameter).__name__ in QUANTISED for parameter in base.parameters()):
+        yield from merged_weights(policy)  # type: ignore[misc]
+        return
     layers = _adapted_layers(base)
     # The adapters come first, because the weight of a layer is complete with all of its parts.
     adapters = {name: value.clone() for name, value in whole_parameters(base) if ".lora_" in name}

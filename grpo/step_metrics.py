@@ -31,7 +31,8 @@ def update_metrics(report: UpdateReport, has_reference: bool) -> dict:
     """Loss and gradient norm: means over the step's updates. kl (None without a reference), entropy (nats)
     and clip_ratio: means over the trained tokens of all updates. logprob_gap: |log p under the training row −
     log p at sampling| while the policy is still the one that sampled: over the tokens of the first iteration,
-    or, where they are not scored before the updates (turn mode), of the step's first update."""
+    or, where they are not scored before the updates (turn mode), of the step's first update. padding_share:
+    pads among all tokens of the forward and backward passes."""
     stats = report.stats
     metrics = {
         "loss": _mean(report.loss),
@@ -42,6 +43,7 @@ def update_metrics(report: UpdateReport, has_reference: bool) -> dict:
         "logprob_gap_mean": report.gap_sum / report.gap_tokens if report.gap_tokens else None,
         "logprob_gap_max": report.gap_max if report.gap_tokens else None,
         "trained_tokens": int(stats.tokens),
+        "padding_share": report.padding.share,
     }
     if report.auxiliary_loss:
         metrics["auxiliary_loss"] = _mean(report.auxiliary_loss)

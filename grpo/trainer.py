@@ -6,28 +6,23 @@ appear in the middle of a row, and a step's order of work is the subject itself.
 
 from __future__ import annotations
 
-import json
-import os
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-import torch
-from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 
-from grpo.alarms import Alarm, newly_raised, standing
+from grpo.alarms import Alarm
 from grpo.arguments import GrpoConfig
 from grpo.batch import BuildRows, rewards_to_scale_by, rows_of_groups
 from grpo.behaviour import behaviour_metrics
 from grpo.best import BestModel, recall
-from grpo.checkpoint import drop_after, drop_old, save_atomically
+from grpo.checkpoint import drop_after
 from grpo.engine_policy import EnginePolicy
-from grpo.highlights import best_and_worst, write_highlights
-from grpo.hyperparameters import hyperparameters, set_hyperparameters
-from grpo.random_state import random_state, restore_random_state
-from grpo.records import METRICS, ROLLOUTS, append_line, forget_after, read_rows, write_trajectories
+from grpo.journal import Journal
+from grpo.records import forget_after
 from grpo.sampling import GroupSampler, StepGroups
+from grpo.saving import RunSaver
 from grpo.schedule import step_items
 from grpo.step_metrics import (
     judge_metrics,
@@ -35,30 +30,20 @@ from grpo.step_metrics import (
     row_metrics,
     sampling_metrics,
     step_seconds,
-    summary,
     update_metrics,
     validation_summary,
 )
 from grpo.stopwatch import Stopwatch
-from grpo.trackers import fenced, numbers
 from grpo.update import PolicyUpdate
 from grpo.validation import Validation
 from grpo.watch import run_watchdog
 from rollout.engine import RolloutEngine
-from rollout.group import Group
-from rollout.manifest import write_json
-from rollout.results import ResultRow, result_row
 from rollout.rows import TrainingRow
+from visor.models.features import ImageFeatures
 from visor.models.transformers import TransformersClient
 from visor.models.vllm import VLLMClient
 from visor.stage_clock import CLOCK
 from visor.types import Question, derive_seed
-
-DEEPSPEED_FOLDER = "deepspeed"
-"""Its own sharded optimizer state and master weights, below a checkpoint."""
-
-REMAINING_OVER = 20
-"""Steps whose mean duration says how long the rest takes."""
 
 
 class StoppedByAlarm(Exception):
@@ -82,6 +67,7 @@ class GrpoTrainer:
         questions: Sequence[Question],
         build_rows: BuildRows,
         processor,
+        features: ImageFeatures,
         auxiliary_rows: Sequence[TrainingRow] = (),
         validation: Validation | None = None,
         engine_policy: EnginePolicy | None = None,
@@ -97,13 +83,23 @@ class GrpoTrainer:
         self.client = client
         self.questions = questions
         self.build_rows = build_rows
-        self.processor = processor
+        self.features = features
         self.auxiliary_rows = auxiliary_rows
         self.step_done = start_step
         self.validation = validation
         self.engine_policy = engine_policy
         """Keeps the engine that rollouts sample from at the policy; None: they sample from the policy."""
         self.output_dir = Path(config.output_dir)
+        self.saver = RunSaver(
+            accelerator,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            processor=processor,
+            output_dir=self.output_dir,
+            save_total_limit=config.save_total_limit,
+        )
+        self.journal = Journal(config, accelerator)
         self.best = BestModel(self.output_dir, config.metric_for_best_model, config.best_is_greater)
         self.saved_step = start_step
         """The step a killed run would go on from."""
@@ -120,8 +116,6 @@ class GrpoTrainer:
             process_index=accelerator.process_index,
             num_processes=accelerator.num_processes,
         )
-        self.history: list[dict] = []
-        """The metrics lines so far, on the main process."""
 
     def train(self) -> None:
         """Run the remaining steps, then write the final model into `output_dir`.
@@ -141,8 +135,8 @@ class GrpoTrainer:
         for step in range(self.step_done + 1, self.config.max_steps + 1):
             metrics = self.train_step(step)
             self.step_done = step
-            raised = self._watch(metrics)
-            self._log(metrics)
+            raised = self.journal.watch(metrics)
+            self.journal.log(metrics)
             with CLOCK.running("gather"):
                 stop = self._sound(raised)
             if step % self.config.save_steps == 0 or step == self.config.max_steps or stop:
@@ -152,7 +146,7 @@ class GrpoTrainer:
             if stop:
                 self.accelerator.end_training()
                 raise StoppedByAlarm(self._stop_message(stop))
-        with CLOCK.running("save"):
+        with CLOCK.running("save", "the final model"):
             if self.accelerator.is_main_process:
                 self._write_final_model()
             self.accelerator.wait_for_everyone()
@@ -165,13 +159,13 @@ class GrpoTrainer:
             forget_after(self.output_dir, step)
             drop_after(self.output_dir, step)
             recall(self.output_dir, step)
-            self.history = read_rows(self.output_dir / METRICS)
+            self.journal.read_back()
             if self.validation is not None and self._validates_at(step):
                 line = self.validation.line_of(step)
                 missing = line is None
                 if line and not self.best.folder.exists():  # back to an earlier step than that of the best
                     metric = self.config.metric_for_best_model
-                    self.best.offer(step, line[metric], self._write_model, self.saved_step)
+                    self.best.offer(step, line[metric], self.saver.write_model, self.saved_step)
         with CLOCK.running("gather"):
             missing = broadcast_object_list([missing])[0]
         if missing:
@@ -198,8 +192,8 @@ class GrpoTrainer:
         )
         watch.lap("rows")
         with CLOCK.running("gather"):
-            results = self._record(step, groups)
-            self._record_highlights(step, groups)
+            results = self.journal.record(step, groups)
+            self.journal.record_highlights(step, groups)
         watch.lap("record")
         rate = self.scheduler.get_last_lr()[0]
         seed = derive_seed(self.config.seed, "updates", step)
@@ -248,16 +242,6 @@ class GrpoTrainer:
 
     # ------------------------------------------------------------ alarms
 
-    def _watch(self, metrics: dict) -> list[Alarm]:
-        """Enter the standing alarms into the step's line; returns those that were just raised, on the main
-        process."""
-        if not self.accelerator.is_main_process:
-            return []
-        self.history.append(metrics)
-        alarms = standing(self.history, self.config.alarms)
-        metrics["alarms"] = [alarm.name for alarm in alarms]
-        return newly_raised(alarms, self.history)
-
     def _sound(self, raised: Sequence[Alarm]) -> list[str]:
         """Print them; returns, on every process, the names of those that end the run."""
         for alarm in raised:
@@ -290,91 +274,27 @@ class GrpoTrainer:
             line = self.validation.run(step)
         if self.accelerator.is_main_process:
             metric = self.config.metric_for_best_model
-            is_best = self.best.offer(step, line[metric], self._write_model, self.saved_step)
+            is_best = self.best.offer(step, line[metric], self.saver.write_model, self.saved_step)
             self.validation.append(line)
-            self._report({f"eval/{name}": value for name, value in line.items() if name != "step"}, step)
+            self.journal.report(
+                {f"eval/{name}": value for name, value in line.items() if name != "step"}, step
+            )
             print(validation_summary(line, metric, is_best), flush=True)
         self.accelerator.wait_for_everyone()
-
-    # ------------------------------------------------------------ records
-
-    def _record(self, step: int, groups: list[Group]) -> list[ResultRow]:
-        """Write the step's trajectories to `rollouts/step-N.jsonl`; returns all processes' result rows."""
-        lines = gather_object([t.model_dump(mode="json") for group in groups for t in group.trajectories])
-        if self.accelerator.is_main_process:
-            write_trajectories(self.output_dir / ROLLOUTS, step, lines)
-        return gather_object([result_row(t, group.question) for group in groups for t in group.trajectories])
-
-    def _log(self, metrics: dict) -> None:
-        if not self.accelerator.is_main_process:
-            return
-        append_line(self.output_dir / METRICS, metrics)
-        self._report(metrics, metrics["step"])
-        seconds = [row["seconds"]["total"] for row in self.history[-REMAINING_OVER:]]
-        self.accelerator.print(summary(metrics, self.config.max_steps, _mean(seconds)), flush=True)
-
-    def _record_highlights(self, step: int, groups: list[Group]) -> None:
-        """The best and the worst trajectory into `highlights/step-N.txt`, and to the trackers as text."""
-        every = self.config.log_trajectories_steps
-        if every is None or step % every:
-            return
-        found = best_and_worst(groups)
-        if found is None or not self.accelerator.is_main_process:
-            return
-        best, worst = found
-        write_highlights(self.output_dir, step, best, worst)
-        if self.config.report_to:
-            texts = {"trajectories/best": best.text, "trajectories/worst": worst.text}
-            self.accelerator.log({name: fenced(text) for name, text in texts.items()}, step=step)
-
-    def _report(self, figures: dict, step: int) -> None:
-        """Send the numbers among the figures to the trackers."""
-        if self.config.report_to:
-            self.accelerator.log(numbers({k: v for k, v in figures.items() if k != "step"}), step=step)
 
     # ------------------------------------------------------------ checkpoints
 
     def save(self) -> None:
         """Write `checkpoint-<step>`: a loadable model folder and what is needed to go on from it."""
+        # A run that goes on from here has no image features, and their last bits depend on what is computed
+        # together.
+        self.features.clear()
         with CLOCK.running("save", f"checkpoint-{self.step_done}"):
-            self._save()
-
-    def _save(self) -> None:
-        self.accelerator.wait_for_everyone()
-        shards = self.output_dir / f".tmp-shards-{self.step_done}"
-        if self._is_deepspeed:
-            # Every process writes its share of the optimizer state, so this cannot be left to the first one.
-            self.model.save_checkpoint(str(shards), tag=DEEPSPEED_FOLDER)
+            self.saver.save(self.step_done, self.questions_drawn)
+            if self.accelerator.is_main_process:
+                self.best.settle(self.step_done)
+            self.saved_step = self.step_done
             self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-
-            def write(folder: Path) -> None:
-                self._write_checkpoint(folder)
-                if self._is_deepspeed:
-                    os.rename(shards, folder / DEEPSPEED_FOLDER)
-
-            save_atomically(self.output_dir, self.step_done, write)
-            drop_old(self.output_dir, self.config.save_total_limit)
-            self.best.settle(self.step_done)
-        self.saved_step = self.step_done
-        self.accelerator.wait_for_everyone()
-
-    @property
-    def _is_deepspeed(self) -> bool:
-        return self.accelerator.distributed_type == DistributedType.DEEPSPEED
-
-    def _write_checkpoint(self, folder: Path) -> None:
-        self._write_model(folder)
-        if not self._is_deepspeed:
-            torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
-        torch.save(self.scheduler.state_dict(), folder / "scheduler.pt")
-        torch.save(random_state(), folder / "rng_state.pt")
-        state = {"schema_version": 1, "step": self.step_done, "questions_drawn": self.questions_drawn}
-        write_json(folder / "trainer_state.json", state)
-
-    def _write_model(self, folder: Path) -> None:
-        self.accelerator.unwrap_model(self.model).save_pretrained(folder)
-        self.processor.save_pretrained(folder)
 
     def _write_final_model(self) -> None:
         """The last step's model into `output_dir`, or the best one's where it is asked for."""
@@ -383,26 +303,12 @@ class GrpoTrainer:
                 return
             metric = self.config.metric_for_best_model
             print(f"no validation had a {metric}: the final model is the last one", flush=True)
-        self._write_model(self.output_dir)
+        self.saver.write_model(self.output_dir)
 
     def load_state(self, checkpoint: Path) -> None:
-        """Take optimizer, schedule, random state and step from a checkpoint; weights are loaded before. Rates
-        and the like stay those of the settings, which may be others than the checkpoint's."""
-        configured = hyperparameters(self.scheduler)
-        load = partial(torch.load, map_location="cpu", weights_only=True)
-        if self._is_deepspeed:
-            self.model.load_checkpoint(str(checkpoint / DEEPSPEED_FOLDER), tag=DEEPSPEED_FOLDER)
-        else:
-            self.optimizer.load_state_dict(load(checkpoint / "optimizer.pt"))
-        self.scheduler.load_state_dict(load(checkpoint / "scheduler.pt"))
-        set_hyperparameters(self.scheduler, configured)
-        restore_random_state(load(checkpoint / "rng_state.pt"))
-        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        """Go on from a checkpoint whose weights are loaded already; see `RunSaver.load`."""
+        state = self.saver.load(checkpoint)
         self.step_done = state["step"]
         # Checkpoints from before resampling existed have no count: each of their steps drew as many.
         self.questions_drawn = state.get("questions_drawn", self.step_done * self.config.questions_per_step)
         self.saved_step = self.step_done
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

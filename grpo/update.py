@@ -16,6 +16,7 @@ from torch import Tensor
 
 from grpo.batch import PolicyRow
 from grpo.loss import LossSettings, LossStats, policy_loss, row_coefficients
+from grpo.micro_batches import MicroBatching, Padding
 from rollout.rows import TrainingRow
 from visor.models.tensors import forward_logprobs
 
@@ -37,6 +38,8 @@ class UpdateReport:
     """Σ |log p under the training row − log p at sampling| over `gap_tokens`."""
     gap_max: float = 0.0
     gap_tokens: float = 0.0
+    padding: Padding = field(default_factory=Padding)
+    """Of the passes with a gradient."""
 
     def gathered(self) -> UpdateReport:
         """Add up the reports of all processes."""
@@ -48,6 +51,7 @@ class UpdateReport:
         total.gap_sum = sum(part.gap_sum for part in parts)
         total.gap_max = max(part.gap_max for part in parts)
         total.gap_tokens = sum(part.gap_tokens for part in parts)
+        total.padding = sum((part.padding for part in parts), Padding())
         return total
 
 
@@ -69,6 +73,7 @@ class PolicyUpdate:
         *,
         reference=None,
         micro_batch_size: int = 1,
+        max_tokens_per_micro_batch: int | None = None,
         gradient_accumulation_steps: int | None = None,
         num_iterations: int = 1,
         max_grad_norm: float = 1.0,
@@ -83,7 +88,7 @@ class PolicyUpdate:
         self.collate = collate
         self.settings = settings
         self.reference = reference
-        self.micro_batch_size = micro_batch_size
+        self.micro_batches = MicroBatching(micro_batch_size, max_tokens_per_micro_batch)
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.num_iterations = num_iterations
         self.max_grad_norm = max_grad_norm
@@ -122,7 +127,7 @@ class PolicyUpdate:
             report.grad_norm.append(0.0)
             return False
         if auxiliary_tokens:
-            report.auxiliary_loss.append(self._auxiliary_backward(auxiliary, auxiliary_tokens))
+            report.auxiliary_loss.append(self._auxiliary_backward(auxiliary, auxiliary_tokens, report))
         batches = batches or [self._padding(coefficients)]
         total = 0.0
         for index, batch in enumerate(batches):
@@ -139,6 +144,7 @@ class PolicyUpdate:
         return True
 
     def _batch_loss(self, batch_rows, coefficients, old, report: UpdateReport, measure_gap: bool) -> Tensor:
+        report.padding.add([item.row for item in batch_rows])
         batch = self.collate([item.row for item in batch_rows])
         logprobs, entropy = forward_logprobs(self.model, batch, entropy=True)
         reference = None
@@ -183,13 +189,16 @@ class PolicyUpdate:
         report.gap_max = max(report.gap_max, gap.max().item())
         report.gap_tokens += mask.sum().item()
 
-    def _auxiliary_backward(self, rows: Sequence[TrainingRow], total_tokens: int) -> float:
+    def _auxiliary_backward(
+        self, rows: Sequence[TrainingRow], total_tokens: int, report: UpdateReport
+    ) -> float:
         """Add the gradient of weight × token-mean loss of the auxiliary rows of all processes; returns the
         share of this process's rows in that mean. `total_tokens`: trained tokens on all processes."""
         factor = self.auxiliary_weight * self.accelerator.num_processes  # processes average their gradients
         value = 0.0
-        for start in range(0, len(rows), self.micro_batch_size):
-            batch = self.collate(rows[start : start + self.micro_batch_size])
+        for part in self.micro_batches.split(rows, lambda row: len(row.input_ids)):
+            report.padding.add(part)
+            batch = self.collate(part)
             with self._synchronised(False):
                 loss = -forward_logprobs(self.model, batch).sum() / total_tokens
                 self.accelerator.backward(loss * factor)
@@ -204,7 +213,7 @@ class PolicyUpdate:
             return [list(rows)]
         shuffled = list(rows)
         random.Random(seed).shuffle(shuffled)
-        size = self.micro_batch_size * self.gradient_accumulation_steps
+        size = self.micro_batches.rows * self.gradient_accumulation_steps
         count = max(1, *gather_object([-(-len(rows) // size)]))
         return [shuffled[i * size : (i + 1) * size] for i in range(count)]
 
@@ -227,9 +236,7 @@ class PolicyUpdate:
         """Rows that have a gradient, longest first, in micro-batches; as many on every process, none when no
         process has such a row."""
         active = [item for item in rows if coefficients[id(item)] and self._has_gradient(item)]
-        active.sort(key=lambda item: -len(item.row.input_ids))
-        size = self.micro_batch_size
-        batches = [active[i : i + size] for i in range(0, len(active), size)]
+        batches = self.micro_batches.split(active, _length)
         count = max(gather_object([len(batches)]))
         return batches + [self._padding(coefficients)] * (count - len(batches))
 
@@ -249,9 +256,7 @@ class PolicyUpdate:
         scored = {}
         model = self.accelerator.unwrap_model(self.model)
         model.eval()
-        ordered = sorted(rows, key=lambda item: -len(item.row.input_ids))
-        for start in range(0, len(ordered), self.micro_batch_size):
-            part = ordered[start : start + self.micro_batch_size]
+        for part in self.micro_batches.split(rows, _length):
             batch = self.collate([item.row for item in part])
             with torch.no_grad(), self.accelerator.autocast():
                 logprobs = forward_logprobs(model, batch)
@@ -264,6 +269,10 @@ class PolicyUpdate:
         """Gradients travel between processes with the last micro-batch of an update only."""
         self.accelerator.gradient_state._set_sync_gradients(last)
         return nullcontext() if last else self.accelerator.no_sync(self.model)
+
+
+def _length(item: PolicyRow) -> int:
+    return len(item.row.input_ids)
 
 
 def _padded(values: Sequence[Tensor], like: Tensor) -> Tensor:

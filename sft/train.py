@@ -49,8 +49,11 @@ def build_trainer(config: SftConfig):
     from rollout.chats import ChatImages
     from sft.dataset import LazyRows
     from sft.trainer import RowCollator, VisorSFTTrainer, row_dataset
-    from visor.models.loading import load_model, load_processor
+    from visor.models.loading import load_processor
+    from visor.models.lora import load_policy
+    from visor.models.precision import device_facts, with_device_defaults
 
+    config = with_device_defaults(config, device_facts())
     if config.torch_threads:
         torch.set_num_threads(config.torch_threads)
     processor = load_processor(config.model_name_or_path)
@@ -65,25 +68,11 @@ def build_trainer(config: SftConfig):
         budget=(config.image_min_pixels, config.image_max_pixels),
         seed=config.seed,
     )
-    model = load_model(
-        config.model_name_or_path,
-        dtype=config.dtype,
-        attn_implementation=config.attn_implementation,
-        freeze=config.freeze,
-    )
-    if config.use_peft:
-        from visor.models.lora import add_lora
-
-        model = add_lora(
-            model,
-            rank=config.lora_r,
-            alpha=config.lora_alpha,
-            dropout=config.lora_dropout,
-            seed=config.seed,
-        )
+    arguments = trainer_arguments(config)
+    model = load_policy(config, device=str(arguments.device))
     return VisorSFTTrainer(
         model=model,
-        args=trainer_arguments(config),
+        args=arguments,
         train_dataset=row_dataset(rows),
         data_collator=RowCollator(rows, renderer, images),
         processing_class=processor.tokenizer,

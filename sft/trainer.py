@@ -49,7 +49,12 @@ class VisorSFTTrainer(SFTTrainer):
 
     def __init__(self, *args, sort_steps: bool = False, **kwargs) -> None:
         """`sort_steps`: take the order of the rows from `SortedStepsSampler`."""
+        model = kwargs["model"]
+        trained = {parameter: parameter.data for parameter in model.parameters() if parameter.requires_grad}
         super().__init__(*args, **kwargs)
+        # TRL rounds the adapter of a quantised model to bfloat16, in which small steps are lost.
+        for parameter, values in trained.items():
+            parameter.data = values
         self.sort_steps = sort_steps
         # Qwen2.5-VL says that its own loss takes no token count, so Trainer would hand none to `compute_loss`
         # and average the means of micro-batches and processes, whatever their numbers of tokens.

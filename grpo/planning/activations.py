@@ -86,8 +86,7 @@ class Pass:
     """The projector trains."""
     lora_rank: int = 16
     checkpointing: bool = False
-    """Gradient checkpointing of the layers. Its hook on the embeddings sends gradients through the vision
-    tower too, trained or not."""
+    """Gradient checkpointing of the layers."""
     attention: str = "sdpa"
     """sdpa and flash_attention_2 keep no attention weights, eager keeps them all."""
 
@@ -99,7 +98,7 @@ class Pass:
     @property
     def through_vision(self) -> bool:
         """Gradients run through the vision tower."""
-        return self.vision or self.checkpointing
+        return self.vision
 
     @property
     def through_projector(self) -> bool:

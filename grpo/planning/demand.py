@@ -11,8 +11,9 @@ from grpo.planning.context import ContextPlan, RowLength
 from grpo.planning.launch import Launch
 from grpo.planning.limits import Finding
 from grpo.planning.memory import GIB, Memory, RolloutBatch, estimate
-from grpo.planning.model import Parameters, adapter_rank, weight_type
+from grpo.planning.model import Parameters, adapter_folder, adapter_rank, weight_type
 from grpo.planning.options import PlanOptions
+from visor.models.lora import one_base_suffices
 
 TIGHT = 0.92
 """Share of a GPU's memory above which the allocator's gaps may already be too much."""
@@ -41,7 +42,7 @@ def gpu_demand(
 ) -> Demand:
     """Estimate both cases. Rows are those that are trained: a longer one than `max_length` is cut.
     `reply_tokens` are those of a typical reply."""
-    bf16 = config.bf16 or launch.bf16
+    bf16 = bool(config.bf16) or launch.bf16
     shape, how = Shape.of(model_config), compute_pass(config, model_config, launch, bf16)
     longest = _cut(context.worst[config.credit].longest, config.max_length)
     typical = _cut(context.typical[config.credit].longest, config.max_length)
@@ -57,8 +58,7 @@ def gpu_demand(
             _batch(config, row, max(context.page_tokens, context.crop_tokens)),
             RolloutBatch(sequences(config, launch), prompt, reply, visual),
             bf16=bf16,
-            reference=bool(config.beta),
-            weight_bytes=weight_type(config, model_config).itemsize,
+            reference=reference_bytes(config, model_config, parameters),
         )
 
     return Demand(
@@ -89,9 +89,20 @@ def compute_pass(config: GrpoConfig, model_config: Any, launch: Launch, bf16: bo
         vision=rank is None and "vision_tower" not in config.freeze,
         projector=rank is None and "projector" not in config.freeze,
         lora_rank=rank or 0,
-        checkpointing=config.gradient_checkpointing,
+        checkpointing=bool(config.gradient_checkpointing),
         attention=config.attn_implementation or "sdpa",
     )
+
+
+def reference_bytes(config: GrpoConfig, model_config: Any, parameters: Parameters) -> int:
+    """Of the frozen policy of the KL term: nothing below a fresh adapter, a second adapter where the run
+    starts from one, else a whole copy."""
+    if not config.beta:
+        return 0
+    start = adapter_folder(config)
+    if adapter_rank(config) is None or not one_base_suffices(start):
+        return weight_type(config, model_config).itemsize * parameters.base
+    return parameters.trained_bytes if start else 0
 
 
 def sequences(config: GrpoConfig, launch: Launch) -> int:

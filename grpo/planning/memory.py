@@ -177,16 +177,15 @@ def estimate(
     rollouts: RolloutBatch,
     *,
     bf16: bool,
-    reference: bool,
-    weight_bytes: int,
+    reference: int,
 ) -> Memory:
-    """Memory of one GPU. `reference`: a frozen whole copy of the policy, `weight_bytes` a weight."""
+    """Memory of one GPU. `reference`: bytes of what the KL term compares with."""
     static = static_memory(parameters, launch, bf16=bf16)
     each = how.weights
     return Memory(
         weights=static.weights,
         optimizer=static.optimizer,
-        reference=weight_bytes * parameters.base if reference else 0,
+        reference=reference,
         gradients=static.gradients,
         communication=static.communication,
         activations=peak(shape, how, batch),

@@ -128,13 +128,13 @@ def test_the_best_model_is_kept_and_loads(world, tmp_path):
     values = {0: 0.1, 1: 0.5, 2: 0.7, 3: 0.7, 4: 0.2}
     settings = {"max_steps": 4, "save_steps": 1, "save_total_limit": 1, "load_best_model_at_end": True}
     trainer = trainer_for(world, tmp_path, **settings, **validating(world, eval_on_start=True))
-    write = trainer._write_checkpoint
+    write = trainer.saver.write_checkpoint
 
-    def write_and_keep(folder):
-        write(folder)
-        shutil.copytree(folder, tmp_path / f"kept-{trainer.step_done}")
+    def write_and_keep(folder, step, questions_drawn):
+        write(folder, step, questions_drawn)
+        shutil.copytree(folder, tmp_path / f"kept-{step}")
 
-    trainer._write_checkpoint = write_and_keep
+    trainer.saver.write_checkpoint = write_and_keep
     with_values(trainer, values).train()
     assert best(tmp_path) == {"step": 2, "metric": "reward", "value": 0.7}  # the earlier of two equal ones
     assert same_weights(tmp_path / "best", tmp_path / "kept-2")
@@ -197,14 +197,14 @@ if place == "rename":
         rename(source, target)
     grpo.best.os.rename = renamed
 elif place == "best":
-    write = trainer._write_model
+    write = trainer.saver.write_model
     def written(folder):
         write(folder)
         if trainer.step_done == step and "best" in folder.name:
             die()
-    trainer._write_model = written
+    trainer.saver.write_model = written
 else:
-    owner = trainer.validation if place == "append" else trainer
+    owner = trainer.validation if place == "append" else trainer.journal
     method = getattr(owner, place)
     setattr(owner, place, lambda *given: die() if trainer.step_done == step else method(*given))
 trainer.train()
@@ -213,7 +213,7 @@ trainer.train()
 
 @pytest.mark.parametrize(
     ("place", "step"),
-    [("append", 0), ("append", 3), ("append", 4), ("_log", 4), ("best", 3), ("rename", 2), ("rename", 3)],
+    [("append", 0), ("append", 3), ("append", 4), ("log", 4), ("best", 3), ("rename", 2), ("rename", 3)],
 )
 def test_kill_9_around_a_validation(place, step, world, tmp_path):
     """Killed before the line is written, in the next step, while the best model is written or renamed."""

@@ -82,11 +82,6 @@ def inference(model):
             module.training = training
 
 
-def image_features(model, pixel_values: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor]:
-    """(h·w / 4, hidden) features of each image, from the vision tower and the projector."""
-    return list(unwrap(model).model.get_image_features(pixel_values, grids).pooler_output)
-
-
 def decode(
     model,
     batch: dict[str, torch.Tensor],

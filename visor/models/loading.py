@@ -74,12 +74,13 @@ def load_model(
     device: str | None = None,
     attn_implementation: str | None = None,
     freeze: Iterable[str] = (),
+    quantisation: Any = None,
 ):
     """Load a `Qwen2_5_VLForConditionalGeneration`, in eval mode.
 
-    `dtype` is "auto" (as stored), "float32" or "bfloat16"; `freeze` names parts of `MODEL_PARTS`. A folder
-    that holds a LoRA adapter loads its base model with the adapter, trainable, on top. ValueError when the
-    path holds no such model.
+    `dtype` is "auto" (as stored), "float32" or "bfloat16"; `freeze` names parts of `MODEL_PARTS`;
+    `quantisation` is the `BitsAndBytesConfig` to load the weights with. A folder that holds a LoRA adapter
+    loads its base model with the adapter, trainable, on top. ValueError when the path holds no such model.
     """
     from transformers import Qwen2_5_VLForConditionalGeneration
 
@@ -88,17 +89,28 @@ def load_model(
         from visor.models.lora import load_adapter
 
         return load_adapter(
-            path, dtype=dtype, device=device, attn_implementation=attn_implementation, freeze=freeze
+            path,
+            dtype=dtype,
+            device=device,
+            attn_implementation=attn_implementation,
+            freeze=freeze,
+            quantisation=quantisation,
         )
     _check_model_type(Path(path))
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
+    if quantisation is not None:
+        # Weights are quantised on the device that reads them, and 8-bit ones cannot be moved afterwards.
+        options |= {"quantization_config": quantisation, "device_map": {"": device or "cpu"}}
     model = _load(
         path,
         "model (config.json and *.safetensors)",
-        lambda: Qwen2_5_VLForConditionalGeneration.from_pretrained(
-            path, dtype=dtype, attn_implementation=attn_implementation
-        ),
+        lambda: Qwen2_5_VLForConditionalGeneration.from_pretrained(path, **options),
     )
-    if device is not None:
+    if quantisation is not None:
+        from visor.models.quantisation import keep_trainable_on_cpu
+
+        keep_trainable_on_cpu(model)
+    elif device is not None:
         model = model.to(device)
     freeze_parts(model, freeze)
     return model
@@ -220,7 +232,8 @@ def make_client(
 
     `dtype`, `device`, `attn_implementation` and `batch_size` are of `hf`; `engine_args` are vLLM's own engine
     arguments (a server has its own), `timeout` (seconds) is of `openai` and of a vLLM server, `max_retries`
-    and `openai_args` (further ones of `OpenAIClient`) are of `openai`. `max_context` (tokens, prompt and reply) and `max_images` bound a request.
+    and `openai_args` (further ones of `OpenAIClient`) are of `openai`. `max_context` (tokens, prompt and
+    reply) and `max_images` bound a request.
     """
     spec = parse_model_spec(spec) if isinstance(spec, str) else spec
     if spec.kind == "script":
@@ -261,7 +274,11 @@ def make_client(
 
 
 def _vllm_engine(
-    spec: ModelSpec, max_context: int | None, max_images: int | None, engine_args: dict[str, Any], timeout: float
+    spec: ModelSpec,
+    max_context: int | None,
+    max_images: int | None,
+    engine_args: dict[str, Any],
+    timeout: float,
 ) -> SamplingEngine:
     if spec.url:
         from visor.models.vllm_remote import RemoteEngine

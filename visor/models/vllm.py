@@ -6,12 +6,17 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from visor.models.base import ImageSource, Request
+from visor.models.cache import LRUCache
 from visor.models.rendering import ChatRenderer, Encoded, check_fits, resize_image
 from visor.models.sampling_engine import EnginePrompt, EngineReply, EngineSampling, SamplingEngine
 from visor.stage_clock import CLOCK
-from visor.types import Completion, FinishReason
+from visor.types import Completion, FinishReason, ImageRef
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 class VLLMClient:
@@ -19,9 +24,9 @@ class VLLMClient:
 
     Every request goes to the engine as soon as it is rendered and comes back when its own reply has ended.
     Requests over the engine's `max_context` or over `max_images` (None: the engine's) are refused before the
-    engine sees them. Never sampled: every special id except the stop ids, and ids the tokenizer does not have.
-    Recorded log-probabilities are the model's own, at temperature 1 and without that ban. `policy_version` is
-    copied into each completion.
+    engine sees them. Never sampled: every special id except the stop ids, and ids that the tokenizer does not
+    have. Recorded log-probabilities are the model's own, at temperature 1 and without that ban.
+    `policy_version` is copied into each completion.
     """
 
     def __init__(
@@ -33,6 +38,7 @@ class VLLMClient:
         max_images: int | None = None,
         name: str = "",
         policy_version: int = 0,
+        picture_cache_bytes: int = 1 << 29,
     ):
         self.engine, self.renderer, self.images = engine, renderer, images
         self.name = name or engine.model
@@ -44,6 +50,7 @@ class VLLMClient:
         )
         self._ban = sorted(self._banned)
         self._stop = sorted(renderer.stop_ids)
+        self._pictures: LRUCache[Image] = LRUCache(picture_cache_bytes, lambda p: 3 * p.width * p.height)
         self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
 
     async def complete(self, request: Request) -> Completion:
@@ -80,10 +87,13 @@ class VLLMClient:
             ids += [*self._without_pads(encoded.input_ids[cursor:start]), self.renderer.image_token_id]
             cursor = end
         ids += self._without_pads(encoded.input_ids[cursor:])
-        pictures = [
-            resize_image(self.images(ref), size) for ref, size in zip(encoded.images, encoded.image_sizes)
-        ]
-        return EnginePrompt(ids, pictures)
+        return EnginePrompt(
+            ids, [self._picture(*shown) for shown in zip(encoded.images, encoded.image_sizes)]
+        )
+
+    def _picture(self, ref: ImageRef, size: tuple[int, int]) -> Image:
+        """A page resized; pages repeat over turns and episodes, so it is made once and kept."""
+        return self._pictures.get(ref.key, lambda: resize_image(self.images(ref), size))
 
     def _encode(self, request: Request) -> tuple[Encoded, EnginePrompt]:
         with CLOCK.running("encode"):

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from visor.models.loading import load_config
 from visor.models.sampling_engine import EngineBusy, EngineFailed, EnginePrompt, EngineReply, EngineSampling
+from visor.models.vllm_faults import tolerate_odd_attributes
 from visor.models.vllm_rope import rope_overrides
 from visor.models.weight_files import (
     WeightFiles,
-    check_names,
+    check_shapes,
     checked_weights,
     expected_weights,
     written_weights,
@@ -210,6 +211,7 @@ class LocalEngine:
         except ImportError as error:
             raise ValueError("a vllm: model needs the vllm package; install visor-rag[vllm]") from error
         self._vllm, self._final_only = vllm, RequestOutputKind.FINAL_ONLY
+        tolerate_odd_attributes()
         try:
             with _random_state_kept(), _in_process():
                 overrides = rope_overrides(load_config(self.model))
@@ -269,8 +271,10 @@ class LocalEngine:
             raise EngineFailed(self._incomplete)
         if self._running:
             raise EngineBusy(f"{len(self._running)} requests run; weights can be loaded when all have ended")
-        if isinstance(weights, Sequence | WeightFiles):
-            check_names((name for name, _ in weights), self._expected)
+        if isinstance(weights, WeightFiles):
+            check_shapes(weights.shapes(), self._expected)
+        elif isinstance(weights, Sequence):
+            check_shapes(((name, tuple(weight.shape)) for name, weight in weights), self._expected)
         try:
             self._replace(checked_weights(weights, self._expected))
         except Exception as error:
@@ -283,6 +287,7 @@ class LocalEngine:
         if self._worker_is_here:
             self._llm.collective_rpc("load_named_weights", args=(weights,))
             return
+        # Both names of tied weights, as checked_weights gives them, so that files are written anew too.
         with written_weights(weights) as files:
             self._llm.collective_rpc("load_weight_files", args=([str(path) for path in files.paths],))
 

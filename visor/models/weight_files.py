@@ -1,7 +1,8 @@
-"""The weights of a model on their way into an engine: what must come, and safetensors files of bounded size."""
+"""The weights of a model on their way into an engine: what must come, and files of bounded size."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections import Counter
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 
 BUCKET_BYTES = 256 << 20
+SAMPLES, SAMPLE_BYTES = 64, 1 << 16
+"""How much of a weight file a checkpoint's fingerprint reads."""
 SHARED_MEMORY = Path("/dev/shm")
 TIED = frozenset({"model.language_model.embed_tokens.weight", "lm_head.weight"})
 """The two names of one weight in a model with tied embeddings."""
@@ -41,6 +44,14 @@ def expected_weights(config: Any) -> Expected:
     return Expected(shapes, tied=model.lm_head.weight is model.get_input_embeddings().weight)
 
 
+def check_shapes(shapes: Iterable[tuple[str, tuple[int, ...]]], expected: Expected) -> None:
+    """ValueError unless these are all weights, each once, in their shapes."""
+    given = list(shapes)
+    check_names((name for name, _ in given), expected)
+    for name, shape in given:
+        _check_shape(name, shape, expected)
+
+
 def check_names(names: Iterable[str], expected: Expected) -> None:
     """ValueError unless `names` are all weights, each once."""
     given = Counter(names)
@@ -54,7 +65,7 @@ def check_names(names: Iterable[str], expected: Expected) -> None:
             first = ", ".join(sorted(found)[:3])
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
             raise ValueError(
-                f"weights {what}: {first}{more}; an engine takes all weights of the model's state dict at once"
+                f"weights {what}: {first}{more}; an engine takes all weights of the state dict at once"
             )
 
 
@@ -63,19 +74,25 @@ def checked_weights(weights: Weights, expected: Expected) -> Iterator[tuple[str,
     a layer's weight anew does so only for a layer that is given one. ValueError for an unknown name or a
     wrong shape when it comes, and at the end for one that is missing."""
     names = []
+    shared: torch.Tensor | None = None
     for name, weight in weights:
-        shape = expected.shapes.get(name)
-        if shape is None:
-            raise ValueError(f"weights unknown: {name}; the names are those of the model's state dict")
-        if tuple(weight.shape) != shape:
-            raise ValueError(f"weight {name} has the shape {tuple(weight.shape)}, not {shape}")
+        _check_shape(name, tuple(weight.shape), expected)
         names.append(name)
         if not (expected.tied and name in TIED):
             yield name, weight.detach()
-        elif not TIED & set(names[:-1]):
-            for each in sorted(TIED):
-                yield each, weight.detach()
+        elif shared is None:
+            shared = weight.detach()
+            yield from ((each, shared) for each in sorted(TIED))
+        elif not torch.equal(shared, weight.detach()):
+            raise ValueError("the weights of embeddings and output layer differ, but the model ties them")
     check_names(names, expected)
+
+
+def _check_shape(name: str, shape: tuple[int, ...], expected: Expected) -> None:
+    if name not in expected.shapes:
+        raise ValueError(f"weights unknown: {name}; the names are those of the model's state dict")
+    if shape != expected.shapes[name]:
+        raise ValueError(f"weight {name} has the shape {shape}, not {expected.shapes[name]}")
 
 
 def buckets(weights: Weights, size: int = BUCKET_BYTES) -> Iterator[dict[str, torch.Tensor]]:
@@ -106,6 +123,35 @@ class WeightFiles:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118, a safetensors file is no dictionary
                     yield name, file.get_tensor(name)
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each weight, from the headers alone."""
+        from safetensors import safe_open
+
+        for path in self.paths:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    yield name, tuple(file.get_slice(name).get_shape())
+
+
+def checkpoint_fingerprint(path: str | Path) -> str:
+    """A hash that tells checkpoints apart: names, sizes and samples of the weight files of a folder or of a
+    cached hub model. ValueError when there are none."""
+    from visor.models.hub import cached_folder
+
+    folder = Path(path) if Path(path).is_dir() else cached_folder(str(path))
+    files = sorted(folder.glob("*.safetensors")) if folder else []
+    if not files:
+        raise ValueError(f"{path}: there are no weights (*.safetensors)")
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as stream:
+            for number in range(SAMPLES):
+                stream.seek(size * number // SAMPLES)
+                digest.update(stream.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 @contextmanager

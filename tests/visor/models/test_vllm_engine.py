@@ -1,4 +1,4 @@
-"""The real vLLM engine against Transformers: same prompts, same numbers, and new weights that really count."""
+"""The real vLLM engine against Transformers: same prompts, same numbers, and new weights that do count."""
 
 import asyncio
 
@@ -7,14 +7,15 @@ import pytest
 import torch
 from models_support import chat, page_image, page_ref, user
 
-from visor.models.base import ContextTooLong, Request, Sampling, TooManyImages
+from visor.models.base import Request, Sampling
 from visor.models.loading import load_model, load_processor
+from visor.models.lora import add_lora
 from visor.models.rendering import Encoded
-from visor.models.sampling_engine import EngineBusy, EnginePrompt, EngineSampling
+from visor.models.sampling_engine import EngineSampling
 from visor.models.tensors import collate, forward_logprobs
 from visor.models.transformers import TransformersClient
 from visor.models.vllm import VLLMClient
-from visor.types import FinishReason, Message, TextPart
+from visor.types import Message
 
 pytestmark = pytest.mark.vllm
 TOLERANCE = 1e-4
@@ -165,8 +166,8 @@ def test_new_weights_of_language_and_vision_count_at_once(names, client, engine,
 def test_a_cache_that_is_kept_would_show(cache, client, engine, changed, stored, renderer, monkeypatch):
     """A page and a prompt repeat over a push of weights: wrong numbers with either cache kept, right ones
     after the reset."""
-    part = "visual" if cache == "image features" else "language_model"
-    mixed = dict(stored) | {name: w for name, w in changed.state_dict().items() if part in name}
+    vision = cache == "image features"
+    mixed = dict(stored) | {n: w for n, w in changed.state_dict().items() if ("visual" in n) == vision}
     # Longer than the blocks of which the prefix cache consists.
     messages = chat(user("page", page_ref("a"), "What is the revenue?" * 20))
     requests = [Request(messages, seed=0, sampling=Sampling(temperature=0.0, max_tokens=8))]
@@ -176,7 +177,7 @@ def test_a_cache_that_is_kept_would_show(cache, client, engine, changed, stored,
         runner = engine._llm.model_executor.driver_worker.worker.model_runner
         patch.setattr(runner, "reset_encoder_cache", lambda: None)
         engine.load_weights(list(mixed.items()))
-        if cache == "image features":
+        if vision:
             engine._llm.reset_prefix_cache()
         stale = numbers(client, requests)
     engine.reset_caches()
@@ -185,3 +186,171 @@ def test_a_cache_that_is_kept_would_show(cache, client, engine, changed, stored,
     right = numbers(TransformersClient(model, renderer, page_image), requests)
     assert differ(stale, right)
     assert not differ(numbers(client, requests), right)
+
+
+def test_weights_of_a_merged_adapter(client, engine, slide_policy, renderer):
+    model = add_lora(load_model(slide_policy, dtype="float32"), rank=4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.05)
+    merged = model.merge_and_unload()
+    engine.load_weights(merged.state_dict().items())
+    requests = requests_of(4, temperature=0.0)
+    ours = numbers(client, requests)
+    assert not differ(ours, numbers(TransformersClient(merged, renderer, page_image), requests))
+    stored_policy = TransformersClient(load_model(slide_policy, dtype="float32"), renderer, page_image)
+    assert differ(ours, numbers(stored_policy, requests))
+
+
+def test_scores_are_those_of_the_present_weights(client, engine, changed, renderer):
+    requests = requests_of(5, temperature=1.0)
+    completions = ask(client, requests)
+    engine.load_weights(changed.state_dict().items())
+    expected = rescored(changed, requests, completions, renderer)
+    for request, completion, scores in zip(requests, completions, expected):
+        encoded = renderer.encode(request.messages, page_image)
+        np.testing.assert_allclose(client.score(encoded, completion.token_ids), scores, atol=TOLERANCE)
+    assert client.score(encoded, []) == []
+
+
+def test_a_reply_up_to_the_end_of_the_context_can_be_scored(client, engine, renderer, slide_policy):
+    encoded = renderer.encode(prompt(0), page_image)
+    reply = renderer.text_ids("hello ") * engine.max_context
+    reply = reply[: engine.max_context - len(encoded.input_ids)]
+    completion = Completion(
+        text="", token_ids=reply, finish_reason=FinishReason.LENGTH, seconds=0.0, model=""
+    )
+    model = load_model(slide_policy, dtype="float32")
+    (expected,) = rescored(model, [Request(prompt(0), 0)], [completion], renderer)
+    np.testing.assert_allclose(client.score(encoded, reply), expected, atol=5e-4)
+
+
+def test_weights_that_are_not_all_are_refused_and_nothing_changes(client, engine, changed):
+    requests = requests_of(2, temperature=0.0)
+    before = numbers(client, requests)
+    with pytest.raises(ValueError, match=r"missing: model\.language_model\.norm\.weight"):
+        engine.load_weights(
+            [(n, w) for n, w in changed.state_dict().items() if "language_model.norm" not in n]
+        )
+    assert not differ(numbers(client, requests), before)
+
+
+def test_weights_are_not_loaded_while_a_request_runs(client, engine, stored):
+    async def run():
+        reply = asyncio.create_task(client.complete(requests_of(1, max_tokens=400)[0]))
+        while not engine._running:
+            await asyncio.sleep(0.001)
+        with pytest.raises(EngineBusy, match="1 requests run"):
+            await asyncio.to_thread(engine.load_weights, stored)
+        return await reply
+
+    assert asyncio.run(run()).token_ids
+
+
+# ---------------------------------------------------------------- requests
+
+
+def test_a_seed_gives_the_same_reply_whatever_else_runs(client, engine, changed):
+    engine.load_weights(changed.state_dict().items())
+    requests = requests_of(8, temperature=1.0)
+    together = ask(client, requests)
+    alone = [ask(client, [request])[0] for request in requests]
+    reverse = ask(client, requests[::-1])[::-1]
+    for a, b, c in zip(together, alone, reverse):
+        assert a.token_ids == b.token_ids == c.token_ids
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=TOLERANCE)
+    group = [Request(prompt(2), seed, Sampling(max_tokens=12)) for seed in range(6)]
+    assert len({tuple(c.token_ids) for c in ask(client, group)}) > 3
+
+
+def test_limits_of_images_and_context_end_only_their_request(client, vllm_engine, cases):
+    """Cases I1 and I2 with this engine's limits: 3 images, 1,024 tokens."""
+    budget = cases("vllm_budget.json")
+    assert budget["I1"]["images_after_turn"][-1] > budget["I1"]["limit_mm_per_prompt"]
+    many = chat(user(*[page_ref("a", i) for i in range(vllm_engine.max_images + 1)]))
+    long = chat(user("hello " * vllm_engine.max_context))
+    big = chat(user(*[page_ref("d", i, budget=1024) for i in range(2)]))
+    sampling = Sampling(max_tokens=5)
+    messages = [prompt(1), many, long, big, prompt(2)]
+    good, images, text, pages, also_good = ask(client, [Request(m, 0, sampling) for m in messages])
+    assert good.token_ids
+    assert also_good.token_ids
+    assert isinstance(images, TooManyImages)
+    assert isinstance(text, ContextTooLong)
+    assert isinstance(pages, ContextTooLong)
+    assert "exceed the context of 1024" in str(pages)
+
+
+def test_banned_ids_are_never_sampled(client, engine, renderer, slide_policy):
+    """The pad's logit is made the largest at every position, which the log-probabilities show."""
+    model = load_model(slide_policy, dtype="float32")
+    pad = renderer.image_token_id
+    encoded = renderer.encode(prompt(0), page_image)
+    with torch.no_grad():
+        hidden = model.model(torch.tensor([encoded.input_ids])).last_hidden_state[0]
+        mean = hidden[-3:].mean(0)
+        model.lm_head.weight[pad] = 40 * mean / mean.square().sum()
+    engine.load_weights(model.state_dict().items())
+    sampling = Sampling(max_tokens=8)
+    completions = ask(client, [Request(prompt(0), seed, sampling) for seed in range(4)])
+    assert client.score(encoded, [pad])[0] > -0.01
+    for completion in completions:
+        assert not set(completion.token_ids) & (renderer.special_ids - renderer.stop_ids)
+    assert min(completion.logprobs[0] for completion in completions) < -5
+
+
+def test_stop_ids_end_a_reply_and_are_kept(client, renderer):
+    completions = ask(client, requests_of(3, max_tokens=200, temperature=0.0))
+    ended = [c for c in completions if c.finish_reason == FinishReason.STOP]
+    assert ended
+    for completion in ended:
+        assert completion.token_ids[-1] in renderer.stop_ids
+        assert not set(completion.token_ids[:-1]) & renderer.stop_ids
+
+
+def test_a_refused_request_harms_no_other(vllm_engine, renderer):
+    good = EnginePrompt(renderer.encode(prompt(0), page_image).input_ids)
+    too_long = EnginePrompt(good.token_ids * 200)
+    unheard_of = EnginePrompt([*good.token_ids, vllm_engine.vocab_size + 5])
+    sampling = EngineSampling(max_tokens=4, stop_ids=sorted(renderer.stop_ids))
+
+    async def gather():
+        calls = [vllm_engine.generate(p, sampling) for p in (good, too_long, unheard_of, good)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    first, long, unknown, last = asyncio.run(gather())
+    assert first.token_ids == last.token_ids
+    assert isinstance(long, ValueError)
+    assert isinstance(unknown, ValueError)
+
+
+def test_a_cancelled_request_leaves_the_engine(client, vllm_engine):
+    async def run():
+        task = asyncio.create_task(client.complete(requests_of(1, max_tokens=900)[0]))
+        while not vllm_engine._running:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        while vllm_engine._running:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert ask(client, requests_of(1))[0].token_ids
+
+
+def test_replies_arrive_one_by_one(client, engine, changed):
+    """A short reply does not wait for a long one, and its episode's next turn joins while that still runs."""
+    engine.load_weights(changed.state_dict().items())
+
+    async def run():
+        long = asyncio.create_task(
+            client.complete(Request(prompt(0), 1, Sampling(max_tokens=900, temperature=1.0)))
+        )
+        for seed in range(3):
+            await client.complete(Request(prompt(1), seed, Sampling(max_tokens=3)))
+            if seed == 0:
+                alive = not long.done()
+        long.cancel()
+        return alive
+
+    assert asyncio.run(asyncio.wait_for(run(), 120))
