@@ -97,7 +97,7 @@ def _check_server(engine: SamplingEngine, limits: EngineLimits) -> None:
     if engine.max_context < limits.max_model_len or engine.max_images < limits.images:
         raise ValueError(
             f"the server takes {engine.max_context:,} tokens and {engine.max_images} images, and the run needs "
-            f"{limits.max_model_len:,} tokens of prompt and reply and {limits.images} images; start it with --max_model_len {limits.max_model_len} --max_images {limits.images}"
+            f"{limits.max_model_len:,} tokens of prompt and reply and {limits.images} images; start it with --max-context {limits.max_model_len} --max-images {limits.images}"
         )
 
 

@@ -9,7 +9,6 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_grpo_train import write_trained_adapter
 from training_world import grpo_settings, read_metrics, read_timeless, trainer_for, validating
 from twin_engine import TwinEngine
 
@@ -17,6 +16,8 @@ from grpo.arguments import GrpoConfig
 from grpo.engine_build import engine_arguments
 from grpo.engine_policy import EngineLost
 from grpo.trackers import numbers
+from visor.models.loading import load_model, load_processor
+from visor.models.lora import add_lora, save_policy
 from visor.models.sampling_engine import EngineFailed
 
 ENGINES = []
@@ -31,6 +32,17 @@ def _twin(monkeypatch):
         return ENGINES[-1]
 
     monkeypatch.setattr("visor.models.vllm_engine.LocalEngine", make)
+
+
+def write_trained_adapter(base, out):
+    """An adapter as after SFT: its B matrices are no longer zero."""
+    model = add_lora(load_model(base), rank=2, alpha=4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.5)
+    save_policy(model, out)
+    load_processor(base).save_pretrained(out)
 
 
 def without_gap(line):
