@@ -96,8 +96,9 @@ def engine_arguments(config: GrpoConfig, processes: int, dtype: torch.dtype) -> 
 def _check_server(engine: SamplingEngine, limits: EngineLimits) -> None:
     if engine.max_context < limits.max_model_len or engine.max_images < limits.images:
         raise ValueError(
-            f"the server takes {engine.max_context:,} tokens and {engine.max_images} images, and the run needs "
-            f"{limits.max_model_len:,} tokens of prompt and reply and {limits.images} images; start it with --max-context {limits.max_model_len} --max-images {limits.images}"
+            f"the server takes {engine.max_context:,} tokens and {engine.max_images} images, and this run "
+            f"needs {limits.max_model_len:,} tokens of prompt and reply and {limits.images} images; start it "
+            f"with --max-context {limits.max_model_len} --max-images {limits.images}"
         )
 
 

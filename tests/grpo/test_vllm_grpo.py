@@ -18,6 +18,7 @@ from visor.models.tensors import collate, forward_logprobs
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 ENGINE = {"use_vllm": True, "credit": "turn", "max_completion_length": 16, "learning_rate": 1e-3}
 """A rate that moves every weight far beyond rounding."""
 TOLERANCE = 1e-3
@@ -109,12 +110,7 @@ def test_a_killed_run_goes_on(world, tmp_path, settings):
     driver.write_text(DRIVER)
     run = tmp_path / "run"
     arguments = [str(driver), str(Path(__file__).parent), json.dumps(grpo_settings(world, run, **settings))]
-    died = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    died = subprocess.run([sys.executable, *arguments], env=ENVIRONMENT, capture_output=True, text=True)
     assert died.returncode == -signal.SIGKILL, died.stderr[-3000:]
     reply = (run / "fixed_reply.json").read_text()
     trainer = trainer_for(world, run, **settings)

@@ -1,5 +1,5 @@
-"""A sampling engine that is a second copy of the model in this process: slow, exact, and with the habit of real
-engines that matters here, to keep what it computed until it is told to forget it."""
+"""A sampling engine that is a second copy of the model in this process: slow, exact, and like real engines in
+that it keeps what it computed until it is told to forget it."""
 
 import hashlib
 
