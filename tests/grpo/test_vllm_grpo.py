@@ -103,8 +103,8 @@ if __name__ == "__main__":
 
 
 def test_a_killed_run_goes_on(world, tmp_path, settings):
-    """Not to the last bit: which requests the engine computes together depends on when they come, and with it
-    the rounding of their logits. The weights, the optimizer and the data order are those of the checkpoint."""
+    """Not to the last bit: which requests the engine computes together depends on when they come, and so does
+    the rounding of their logits. Weights, optimizer and data order are those of the checkpoint."""
     settings = {**settings, "max_steps": 3, "save_steps": 1}
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
