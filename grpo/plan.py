@@ -83,8 +83,8 @@ def make_plan(config: GrpoConfig, options: PlanOptions) -> Plan:
         config, model_config, tokenizer or stand_in_tokenizer(), pages, questions, turns, reply_tokens
     )
     parameters = count_parameters(config, model_config)
-    demand = gpu_demand(config, model_config, parameters, context, launch, reply_tokens)
     device = device_bytes(options)
+    demand = gpu_demand(config, model_config, parameters, context, launch, reply_tokens, device)
     findings = limit_findings(config, model_config, context, material, options.plan_must_fit)
     findings += memory_findings(config, demand, launch, device, options.plan_must_fit)
     return Plan(

@@ -156,6 +156,7 @@ def memory_report(
         "features": "rollouts, at most",
         "gathered": "rollouts",
         "runtime": "assumed",
+        "engine": "rollouts" if config.vllm_enable_sleep_mode else "all the time",
     }
     titles = {
         "cache": "KV cache",

@@ -81,5 +81,7 @@ def collate_with_features(rows: Sequence[Row], features: ImageFeatures, device) 
 
 def same_vision(model, other) -> bool:
     """Whether two models have the same vision tower and projector to the bit, so that features serve both."""
-    pairs = zip(unwrap(model).model.visual.parameters(), unwrap(other).model.visual.parameters(), strict=True)
+    pairs = zip(
+        unwrap(model).model.visual.parameters(), unwrap(other).model.visual.parameters(), strict=True
+    )
     return all(one.dtype == two.dtype and torch.equal(one, two) for one, two in pairs)
