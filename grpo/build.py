@@ -122,7 +122,11 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     if checkpoint:
         trainer.load_state(checkpoint)
     if pushed:
-        pushed.start(trainer.step_done)
+        try:
+            pushed.start(trainer.step_done)
+        except BaseException:
+            pushed.close()
+            raise
     settings = config.model_dump(mode="json")
     start_trackers(accelerator, config.report_to, settings, Path(config.output_dir), step=trainer.step_done)
     return trainer

@@ -130,6 +130,7 @@ def engine_policy(
         owns_engine=config.vllm_mode == "colocate",
         tolerance=config.max_train_inference_gap or tolerance_of(engine_type(config, model)),
         make_probe=make_probe,
+        sleeps=config.vllm_enable_sleep_mode,
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor
 
 from grpo.policy_push import full_parameters
 from grpo.train_inference_gap import Gap, GapProbe, gap_between
 from rollout.group import Group
 from visor.models.sampling_engine import SamplingEngine
 from visor.models.vllm import VLLMClient
+from visor.models.vllm_engine import LocalEngine
 from visor.models.vllm_remote import RemoteEngine
 from visor.stage_clock import CLOCK
 
@@ -36,6 +38,7 @@ class EnginePolicy:
         owns_engine: bool,
         tolerance: float,
         make_probe: Callable[[], GapProbe],
+        sleeps: bool = False,
     ) -> None:
         self.engine = engine
         self.clients = clients
@@ -43,6 +46,9 @@ class EnginePolicy:
         self.accelerator = accelerator
         self.owns_engine = owns_engine
         self.tolerance = tolerance
+        self.sleeps = sleeps
+        """Whether the engine gives its memory back between `rest` and the next push."""
+        self._asleep = False
         self.make_probe = make_probe
         """Called once the engine holds the policy, on every process."""
         self.probe: GapProbe | None = None
@@ -67,6 +73,13 @@ class EnginePolicy:
         gap = self.measure()
         return {"train_inference_gap_mean": gap.mean, "train_inference_gap_max": gap.maximum}
 
+    def rest(self) -> None:
+        """The rollouts are done: until the next push nothing is asked of the engine."""
+        if self.sleeps:
+            assert isinstance(self.engine, LocalEngine)
+            self.engine.sleep()
+            self._asleep = True
+
     def close(self) -> None:
         """Let go of the engine; one of this process ends."""
         self.engine.close()
@@ -81,9 +94,7 @@ class EnginePolicy:
         with CLOCK.running("push", f"the policy of step {step}"):
             weights = _with_progress(full_parameters(self.model))
             if self.is_pushing:
-                self.engine.load_weights(weights)
-                # What was computed from the same pages or prompts by other weights must not come back.
-                self.engine.reset_caches()
+                self._load(weights)
             else:
                 for _ in weights:  # sharded weights are gathered by all
                     pass
@@ -92,6 +103,17 @@ class EnginePolicy:
             self.accelerator.wait_for_everyone()
         for client in self.clients:
             client.policy_version = step
+
+    def _load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        waking = self.engine if self._asleep and isinstance(self.engine, LocalEngine) else None
+        if waking:
+            waking.wake_weights()
+        self.engine.load_weights(weights)
+        if waking:
+            waking.wake_cache()
+        # What was computed from the same pages or prompts by other weights must not come back.
+        self.engine.reset_caches()
+        self._asleep = False
 
     def measure(self) -> Gap:
         """The gap on the fixed reply, the same on every process: the mean of their means, and the largest.
@@ -128,7 +150,7 @@ class EnginePolicy:
         )
 
 
-def _with_progress(weights):
+def _with_progress(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Say of each weight that it was handed over: the engine's end of a push shows no progress of its own."""
     for name, weight in weights:
         CLOCK.progress(f"weight {name}")

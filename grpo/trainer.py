@@ -195,6 +195,8 @@ class GrpoTrainer:
             results = self.journal.record(step, groups)
             self.journal.record_highlights(step, groups)
         watch.lap("record")
+        if self.engine_policy:
+            self.engine_policy.rest()
         rate = self.scheduler.get_last_lr()[0]
         seed = derive_seed(self.config.seed, "updates", step)
         with CLOCK.running("update"):

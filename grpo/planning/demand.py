@@ -42,8 +42,8 @@ def gpu_demand(
     device: int | None = None,
 ) -> Demand:
     """Estimate both cases. Rows are those that are trained: a longer one than `max_length` is cut.
-    `reply_tokens` are those of a typical reply, `device` the bytes of a GPU, of which a colocated engine takes
-    its share."""
+    `reply_tokens` are those of a typical reply, `device` the bytes of a GPU, of which a colocated engine
+    takes its share."""
     bf16 = bool(config.bf16) or launch.bf16
     shape, how = Shape.of(model_config), compute_pass(config, model_config, launch, bf16)
     longest = _cut(context.worst[config.credit].longest, config.max_length)

@@ -112,7 +112,7 @@ def test_a_push_that_skips_a_weight_does_not_start(world, tmp_path, monkeypatch)
         )
 
     monkeypatch.setattr(TwinEngine, "load_weights", skipping)
-    with pytest.raises(ValueError, match=r"differ by .* on average .* max_train_inference_gap = 0.001"):
+    with pytest.raises(ValueError, match=r"differ by .* on average, .* over max_train_inference_gap = 0.001"):
         trainer_for(world, tmp_path, use_vllm=True)
 
 
@@ -141,7 +141,7 @@ def test_the_tolerance_is_an_option(world, tmp_path, monkeypatch):
     score = TwinEngine.score
     monkeypatch.setattr(TwinEngine, "score", lambda *asked: [value - 5e-4 for value in score(*asked)])
     trainer_for(world, tmp_path, use_vllm=True)
-    with pytest.raises(ValueError, match=r"differ by 0.0005 .* max_train_inference_gap = 0.0001"):
+    with pytest.raises(ValueError, match=r"differ by 0.0005 .* over max_train_inference_gap = 0.0001"):
         trainer_for(world, tmp_path, use_vllm=True, max_train_inference_gap=1e-4)
 
 

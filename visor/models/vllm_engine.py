@@ -131,6 +131,19 @@ class LocalEngine:
     def reset_caches(self) -> None:
         self._call(self._reset)
 
+    def sleep(self) -> None:
+        """Give back the memory of weights and key-value cache; needs `enable_sleep_mode`. There is nothing to
+        sample with until `wake_weights`, `load_weights` and `wake_cache`."""
+        self._call(lambda: self._llm.sleep(level=2))
+
+    def wake_weights(self) -> None:
+        """Take memory for weights again, to be loaded into."""
+        self._call(lambda: self._llm.wake_up(["weights"]))
+
+    def wake_cache(self) -> None:
+        """Take memory for the key-value cache again."""
+        self._call(lambda: self._llm.wake_up(["kv_cache"]))
+
     def close(self) -> None:
         atexit.unregister(self.close)
         self._inbox.put(None)
