@@ -82,7 +82,7 @@ def _question(example: dict[str, Any], question_id: str, gold: GoldPages, where:
         gold.report(f"{where}: meta_info.reference_page gives no page", "no gold")
     pages = gold.check_all(name, numbers, where)
     sources = meta.get("source_type", [])
-    tags = {
+    tags: dict[str, Any] = {
         "doc_id": gold.doc_id(name),
         "evidence_sources": [sources] if isinstance(sources, str) else sources or [],
         "query_type": str(meta.get("query_type") or ""),

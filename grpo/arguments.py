@@ -9,9 +9,10 @@ from pydantic import Field, field_validator, model_validator
 from grpo.advantage import ScaleRewards
 from grpo.alarms import NAMES, AlarmsConfig
 from grpo.engine_options import EngineOptions
-from grpo.figures import FIGURES, LOWER_IS_BETTER
+from grpo.figures import FIGURES, LOWER_IS_BETTER, pass_figures
 from grpo.loss import ImportanceSamplingLevel, LossSettings, LossType
 from rollout.build import JudgeOptions
+from rollout.model_hub import HubOptions
 from visor.config import Config
 from visor.env.config import EpisodeConfig
 from visor.models.options import ModelOptions
@@ -30,7 +31,7 @@ class AuxiliaryConfig(Config):
     """The last step the loss is added in; null: all of them."""
 
 
-class GrpoConfig(ModelOptions, EngineOptions):
+class GrpoConfig(ModelOptions, HubOptions, EngineOptions):
     output_dir: str
     corpus: str
     """Corpus folder."""
@@ -142,7 +143,7 @@ class GrpoConfig(ModelOptions, EngineOptions):
     eval_limit: int | None = Field(None, ge=1)
     """The first so many questions; null: all."""
     eval_num_samples: int = Field(1, ge=1)
-    """Trajectories a question."""
+    """Trajectories a question; with several, pass@k beside the mean (pass_at_1, pass_at_2, …)."""
     eval_temperature: float | None = Field(None, ge=0)
     """0 = greedy; null: that of training."""
     metric_for_best_model: str = "reward"
@@ -209,10 +210,11 @@ class GrpoConfig(ModelOptions, EngineOptions):
                     raise ValueError(f"{name} needs validation: set eval_steps and eval_questions")
         elif self.eval_questions is None:
             raise ValueError("eval_steps needs eval_questions, the questions to validate on")
-        if self.metric_for_best_model not in FIGURES:
+        known = [*FIGURES, *pass_figures(self.eval_num_samples)]
+        if self.metric_for_best_model not in known:
             raise ValueError(
-                f"metric_for_best_model {self.metric_for_best_model!r} is no figure of a validation; "
-                f"known: {', '.join(FIGURES)}"
+                f"metric_for_best_model {self.metric_for_best_model!r} is no figure of a validation with "
+                f"{self.eval_num_samples} sample(s) a question; known: {', '.join(known)}"
             )
         return self
 

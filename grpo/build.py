@@ -24,6 +24,7 @@ from rewards import Reward, get_reward
 from rollout.build import make_judge
 from rollout.chats import ChatImages, chat_row, read_chats
 from rollout.engine import RolloutEngine
+from rollout.model_hub import open_hub
 from rollout.rows import TrainingRow, trajectory_row, turn_rows
 from visor.env.crop import ImageCutter
 from visor.env.prompts import load_prompts
@@ -67,6 +68,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     accelerator = _accelerator(config)
     # Sampling has seeds of its own; this one is of LoRA's dropout.
     set_seed(config.seed, device_specific=True)
+    hub = open_hub(config, config.output_dir, lambda: accelerator.is_main_process)
     if accelerator.is_main_process:
         write_run_config(config)
     processor = load_processor(config.model_name_or_path)
@@ -118,6 +120,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         processor=processor,
         features=features,
         auxiliary_rows=auxiliary,
+        hub=hub,
     )
     if checkpoint:
         trainer.load_state(checkpoint)
@@ -160,6 +163,11 @@ def _accelerator(config: GrpoConfig) -> Accelerator:
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         **accelerator_arguments(config.report_to, Path(config.output_dir)),
     )
+    if accelerator.num_processes > 1 and "language_model" in config.freeze:
+        raise ValueError(
+            "freeze names language_model: rows without pictures then have no gradient, and several processes "
+            "would wait for each other's; run one process, or train the language model too"
+        )
     plugin = accelerator.state.deepspeed_plugin
     kind = accelerator.distributed_type.value
     if kind in ("FSDP", "MEGATRON_LM") or (plugin is not None and plugin.zero_stage > 2):
@@ -282,6 +290,7 @@ def _client(
         max_context=None if prompt is None else prompt + config.max_completion_length,
         batch_size=config.rollout_batch_size,
         name=Path(config.model_name_or_path).name,
+        bf16=bool(config.bf16),
     )
 
 

@@ -38,6 +38,10 @@ FREE_TO_CHANGE = {
     "vllm_gpu_memory_utilization",
     "vllm_tensor_parallel_size",
     "vllm_enable_sleep_mode",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private_repo",
+    "hub_strategy",
 }
 """Settings a resumed run may change; any other would make it another run."""
 OF_VALIDATION = {

@@ -10,10 +10,13 @@ from pathlib import Path
 import torch
 from accelerate.utils import DistributedType
 
+from grpo.arguments import GrpoConfig
+from grpo.card import card_facts
 from grpo.checkpoint import drop_old, save_atomically
 from grpo.hyperparameters import hyperparameters, set_hyperparameters
 from grpo.random_state import random_state, restore_random_state
 from rollout.manifest import write_json
+from rollout.model_card import write_card
 from visor.models.lora import save_policy
 
 DEEPSPEED_FOLDER = "deepspeed"
@@ -25,22 +28,21 @@ class RunSaver:
 
     def __init__(
         self,
+        config: GrpoConfig,
         accelerator,
         *,
         model,
         optimizer,
         scheduler,
         processor,
-        output_dir: Path,
-        save_total_limit: int | None,
     ) -> None:
+        self.config = config
         self.accelerator = accelerator
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.processor = processor
-        self.output_dir = output_dir
-        self.save_total_limit = save_total_limit
+        self.output_dir = Path(config.output_dir)
 
     def save(self, step: int, questions_drawn: int) -> None:
         """Write `checkpoint-<step>`: a loadable model folder and what is needed to go on from it. Called on
@@ -59,11 +61,12 @@ class RunSaver:
                     os.rename(shards, folder / DEEPSPEED_FOLDER)
 
             save_atomically(self.output_dir, step, write)
-            drop_old(self.output_dir, self.save_total_limit)
+            drop_old(self.output_dir, self.config.save_total_limit)
 
     def write_checkpoint(self, folder: Path, step: int, questions_drawn: int) -> None:
         """Fill a checkpoint's folder with everything but DeepSpeed's shards."""
         self.write_model(folder)
+        write_card(folder, card_facts(self.config, step))
         if not self._is_deepspeed:
             torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
         torch.save(self.scheduler.state_dict(), folder / "scheduler.pt")

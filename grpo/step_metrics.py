@@ -140,6 +140,8 @@ def validation_summary(line: dict, metric: str, is_best: bool) -> str:
 
     figures = {"reward": "reward", "accuracy": "accuracy", "complete": "completeness",
                "Δ=1": "verification_share", "finish": "finish_rate"}  # fmt: skip
+    widest = [name for name in line if name.startswith("pass_at_")][-1:]
+    figures |= {name.replace("pass_at_", "pass@"): name for name in widest}
     if metric not in figures.values():
         figures[metric] = metric
     return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from accelerate.utils import broadcast_object_list, gather_object
@@ -17,7 +18,8 @@ from grpo.arguments import GrpoConfig
 from grpo.batch import BuildRows, rewards_to_scale_by, rows_of_groups
 from grpo.behaviour import behaviour_metrics
 from grpo.best import BestModel, recall
-from grpo.checkpoint import drop_after
+from grpo.card import card_facts
+from grpo.checkpoint import clear_leftovers, drop_after, drop_old
 from grpo.engine_policy import EnginePolicy
 from grpo.journal import Journal
 from grpo.records import forget_after
@@ -38,6 +40,8 @@ from grpo.update import PolicyUpdate
 from grpo.validation import Validation
 from grpo.watch import run_watchdog
 from rollout.engine import RolloutEngine
+from rollout.model_card import write_card
+from rollout.model_hub import ModelHub
 from rollout.rows import TrainingRow
 from visor.models.features import ImageFeatures
 from visor.models.transformers import TransformersClient
@@ -71,6 +75,7 @@ class GrpoTrainer:
         auxiliary_rows: Sequence[TrainingRow] = (),
         validation: Validation | None = None,
         engine_policy: EnginePolicy | None = None,
+        hub: ModelHub | None = None,
         start_step: int = 0,
     ) -> None:
         self.config = config
@@ -89,15 +94,15 @@ class GrpoTrainer:
         self.validation = validation
         self.engine_policy = engine_policy
         """Keeps the engine that rollouts sample from at the policy; None: they sample from the policy."""
+        self.hub = hub
         self.output_dir = Path(config.output_dir)
         self.saver = RunSaver(
+            config,
             accelerator,
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
             processor=processor,
-            output_dir=self.output_dir,
-            save_total_limit=config.save_total_limit,
         )
         self.journal = Journal(config, accelerator)
         self.best = BestModel(self.output_dir, config.metric_for_best_model, config.best_is_greater)
@@ -149,6 +154,8 @@ class GrpoTrainer:
         with CLOCK.running("save", "the final model"):
             if self.accelerator.is_main_process:
                 self._write_final_model()
+                if self.hub:
+                    self.hub.finish()
             self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
 
@@ -157,7 +164,9 @@ class GrpoTrainer:
         step, missing = self.step_done, False
         if self.accelerator.is_main_process:
             forget_after(self.output_dir, step)
+            clear_leftovers(self.output_dir)
             drop_after(self.output_dir, step)
+            drop_old(self.output_dir, self.config.save_total_limit)
             recall(self.output_dir, step)
             self.journal.read_back()
             if self.validation is not None and self._validates_at(step):
@@ -165,7 +174,7 @@ class GrpoTrainer:
                 missing = line is None
                 if line and not self.best.folder.exists():  # back to an earlier step than that of the best
                     metric = self.config.metric_for_best_model
-                    self.best.offer(step, line[metric], self.saver.write_model, self.saved_step)
+                    self.best.offer(step, line[metric], self._write_model, self.saved_step)
         with CLOCK.running("gather"):
             missing = broadcast_object_list([missing])[0]
         if missing:
@@ -276,7 +285,8 @@ class GrpoTrainer:
             line = self.validation.run(step)
         if self.accelerator.is_main_process:
             metric = self.config.metric_for_best_model
-            is_best = self.best.offer(step, line[metric], self.saver.write_model, self.saved_step)
+            write = partial(self._write_model, validation=line)
+            is_best = self.best.offer(step, line[metric], write, self.saved_step)
             self.validation.append(line)
             self.journal.report(
                 {f"eval/{name}": value for name, value in line.items() if name != "step"}, step
@@ -295,8 +305,15 @@ class GrpoTrainer:
             self.saver.save(self.step_done, self.questions_drawn)
             if self.accelerator.is_main_process:
                 self.best.settle(self.step_done)
+                if self.hub:
+                    self.hub.saved(self.output_dir / f"checkpoint-{self.step_done}", self.step_done)
             self.saved_step = self.step_done
             self.accelerator.wait_for_everyone()
+
+    def _write_model(self, folder: Path, validation: dict | None = None) -> None:
+        """The present model with its card. `validation`: its line, where it is not recorded yet."""
+        self.saver.write_model(folder)
+        write_card(folder, card_facts(self.config, self.step_done, validation))
 
     def _write_final_model(self) -> None:
         """The last step's model into `output_dir`, or the best one's where it is asked for."""
@@ -305,7 +322,7 @@ class GrpoTrainer:
                 return
             metric = self.config.metric_for_best_model
             print(f"no validation had a {metric}: the final model is the last one", flush=True)
-        self.saver.write_model(self.output_dir)
+        self._write_model(self.output_dir)
 
     def load_state(self, checkpoint: Path) -> None:
         """Go on from a checkpoint whose weights are loaded already; see `RunSaver.load`."""

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from accelerate.utils import gather_object
 
+from grpo.figures import pass_figures
 from grpo.records import VALIDATION_METRICS, VALIDATIONS, append_line, read_rows, write_trajectories
 from grpo.step_metrics import reward_metrics
+from rollout.analyses.samples import mean_pass_at_k
 from rollout.engine import EpisodeJob, RolloutEngine
 from rollout.results import result_row
 from visor.models.transformers import TransformersClient
@@ -53,7 +55,9 @@ class Validation:
         if self.accelerator.is_main_process:
             records = (record for _, record, _ in done)
             write_trajectories(self.output_dir / VALIDATIONS, step, records)
-        figures = reward_metrics([row for _, _, row in done])
+        rows = [row for _, _, row in done]
+        figures = reward_metrics(rows)
+        figures |= {name: mean_pass_at_k(rows, k) for name, k in pass_figures(self.num_samples).items()}
         seconds = round(time.perf_counter() - started, 4)
         return {"step": step, **figures, "n": len(done), "seconds": seconds}
 

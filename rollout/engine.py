@@ -82,17 +82,33 @@ class RolloutEngine:
         await self._run_all(jobs, keep)
         return [done[position] for position in range(len(jobs))]
 
-    def run_each(self, jobs: Sequence[EpisodeJob], on_done: OnDone) -> None:
-        """`run` that keeps no trajectory: for an evaluation too large for the memory."""
-        asyncio.run(self._run_all(jobs, lambda position, trajectory: on_done(jobs[position], trajectory)))
+    def run_each(
+        self, jobs: Sequence[EpisodeJob], on_done: OnDone, enough: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`run` that keeps no trajectory: for an evaluation too large for the memory.
 
-    async def _run_all(self, jobs: Sequence[EpisodeJob], finish: Callable[[int, Trajectory], None]) -> None:
+        Once `enough` says so, no further job is started; those under way are finished.
+        """
+
+        def finish(position: int, trajectory: Trajectory) -> None:
+            on_done(jobs[position], trajectory)
+
+        asyncio.run(self._run_all(jobs, finish, enough))
+
+    async def _run_all(
+        self,
+        jobs: Sequence[EpisodeJob],
+        finish: Callable[[int, Trajectory], None],
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
         slots = asyncio.Semaphore(self.max_concurrency)
         unfinished = asyncio.Semaphore(self.max_concurrency * (1 + SCORING_BACKLOG))
 
         async def one(position: int, job: EpisodeJob) -> None:
             async with unfinished:
                 async with slots:
+                    if enough():
+                        return
                     CLOCK.progress(f"question {job.question.question_id}, sample {job.sample_index} begins")
                     trajectory = await self.system.solve(
                         job.question, seed=job.seed, sample_index=job.sample_index

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rollout.model_hub import HubOptions
 from visor.config import Config
 from visor.models.options import ModelOptions
 from visor.models.smart_resize import FACTOR
@@ -33,7 +34,7 @@ class DataSource(Config):
         return self
 
 
-class SftConfig(ModelOptions):
+class SftConfig(ModelOptions, HubOptions):
     output_dir: str
     data: list[DataSource] = Field(min_length=1)
     corpus: str | None = None

@@ -9,7 +9,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from rollout.model_hub import ModelHub, open_hub
 from sft.arguments import SftConfig
+from sft.card import card_facts
 from sft.command import explained
 from visor.config import parse_cli
 
@@ -40,6 +42,10 @@ def run(config: SftConfig, trainer) -> None:
     trainer.train(resume_from_checkpoint=_checkpoint(config))
     trainer.save_model()
     trainer.save_state()
+    if trainer.is_world_process_zero():
+        _write_card(config, output_dir, trainer.state, counts.rows)
+        if trainer.hub:
+            trainer.hub.finish()
 
 
 def build_trainer(config: SftConfig):
@@ -70,6 +76,7 @@ def build_trainer(config: SftConfig):
     )
     arguments = trainer_arguments(config)
     model = load_policy(config, device=str(arguments.device))
+    hub = open_hub(config, config.output_dir, lambda: arguments.process_index == 0)
     return VisorSFTTrainer(
         model=model,
         args=arguments,
@@ -77,8 +84,9 @@ def build_trainer(config: SftConfig):
         data_collator=RowCollator(rows, renderer, images),
         processing_class=processor.tokenizer,
         optimizers=(_optimizer(config, model), None),
-        callbacks=_callbacks(config, processor),
+        callbacks=_callbacks(config, processor, rows.counts.rows, hub),
         sort_steps=config.train_sampling_strategy == "sorted_steps",
+        hub=hub,
     )
 
 
@@ -100,7 +108,7 @@ def trainer_arguments(config: SftConfig):
         max_steps=config.max_steps,
         per_device_train_batch_size=config.per_device_train_batch_size,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
-        gradient_checkpointing=config.gradient_checkpointing,
+        gradient_checkpointing=bool(config.gradient_checkpointing),
         bf16=config.bf16,
         max_length=None,  # rows are cut when they are built
         train_sampling_strategy="random"
@@ -150,15 +158,26 @@ def _page_images(config: SftConfig):
     return ImageCutter(corpus)
 
 
-def _callbacks(config: SftConfig, processor) -> list:
-    """Write the image processor beside every saved model, so that each checkpoint loads on its own; end the
-    run at the wanted loss."""
+def _write_card(config: SftConfig, folder: Path, state, rows: int) -> None:
+    """`state`: the Trainer's."""
+    from rollout.model_card import write_card
+
+    write_card(folder, card_facts(config, state.log_history, rows, state.global_step))
+
+
+def _callbacks(config: SftConfig, processor, rows: int, hub: ModelHub | None) -> list:
+    """Write the image processor and the card beside every saved model, so that each checkpoint loads on its
+    own, and hand it to the hub; end the run at the wanted loss."""
     from transformers import TrainerCallback
 
     class SaveProcessor(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
             if state.is_world_process_zero:
-                processor.save_pretrained(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+                folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+                processor.save_pretrained(folder)
+                _write_card(config, folder, state, rows)
+                if hub:
+                    hub.saved(folder, state.global_step)
 
         def on_train_end(self, args, state, control, **kwargs):
             if state.is_world_process_zero:

@@ -216,6 +216,7 @@ COMMANDS: dict[str, Command] = {
     "report": _on_runs("report", "write the HTML report of a run"),
     "compare": _on_runs("compare", "compare runs question by question"),
     "judge": _on_runs("judge", "judge a finished run with another judge, and print how far the two agree"),
+    "explain": _on_runs("explain", "tell one row of a run from its folder alone"),
     "replay": _on_runs("replay", "run the environment again on recorded replies"),
     "inspect-row": _on_runs("inspect_row", "show a training row token by token"),
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.arguments import GrpoConfig
-from grpo.planning.activations import LOGIT_PEAK, Batch, Mode, Pass, Shape
+from grpo.planning.activations import Batch, Mode, Pass, Shape, peak
 from grpo.planning.context import ContextPlan, RowLength
 from grpo.planning.launch import Launch
 from grpo.planning.limits import Finding
@@ -29,7 +29,7 @@ class Demand:
     typical_row: RowLength
     how: Pass
     bytes_a_sampled_token: int
-    """Of the logits in an update."""
+    """By which the activations of the longest row grow with it."""
 
 
 def gpu_demand(
@@ -75,7 +75,7 @@ def gpu_demand(
         longest_row=longest,
         typical_row=typical,
         how=how,
-        bytes_a_sampled_token=LOGIT_PEAK * shape.vocabulary * config.per_device_train_batch_size,
+        bytes_a_sampled_token=_slope(config, shape, how, longest, max(context.page_tokens, context.crop_tokens)),
     )
 
 
@@ -91,10 +91,15 @@ def with_engine(needed: Memory, config: GrpoConfig, device: int | None) -> Memor
         needed,
         cache=0,
         sampling=0,
-        features=0,
         engine=share,
         engine_update=0 if config.vllm_enable_sleep_mode else share,
     )
+
+
+def _slope(config: GrpoConfig, shape: Shape, how: Pass, row: RowLength, largest_image: int) -> int:
+    shorter = RowLength(row.tokens - 1, row.visual, row.sampled - 1)
+    longer, less = (peak(shape, how, _batch(config, each, largest_image)) for each in (row, shorter))
+    return max(1, longer - less)
 
 
 def compute_pass(config: GrpoConfig, model_config: Any, launch: Launch, bf16: bool) -> Pass:
@@ -138,15 +143,20 @@ def _cut(row: RowLength, limit: int) -> RowLength:
 
 
 def _batch(config: GrpoConfig, row: RowLength, largest_image: int) -> Batch:
-    rows = config.per_device_train_batch_size
+    rows = rows_at_once(config, row)
     return Batch(
         rows=rows,
         length=row.tokens,
         sampled=rows * row.sampled,
         patches=4 * rows * row.visual,
         image_patches=4 * min(largest_image, row.visual),
-        padded=rows > 1,
     )
+
+
+def rows_at_once(config: GrpoConfig, row: RowLength) -> int:
+    """Rows of this length in one micro-batch."""
+    rows, most = config.per_device_train_batch_size, config.max_tokens_per_micro_batch
+    return rows if most is None else max(1, min(rows, most // row.tokens))
 
 
 # ---------------------------------------------------------------- does it fit

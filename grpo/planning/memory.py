@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from grpo.planning.activations import FLOAT32, PIXELS_OF_A_PATCH, Batch, Pass, Shape, peak
+from grpo.planning.activations import FLOAT32, Batch, Pass, Shape, peak, seeing
 from grpo.planning.launch import Launch
 from grpo.planning.model import Parameters
 
@@ -55,7 +55,7 @@ class Memory:
 
     @property
     def stays(self) -> int:
-        return self.weights + self.optimizer + self.reference + self.runtime
+        return self.weights + self.optimizer + self.reference + self.features + self.runtime
 
     @property
     def update(self) -> int:
@@ -63,7 +63,7 @@ class Memory:
 
     @property
     def rollout(self) -> int:
-        return self.stays + self.gathered + self.cache + self.sampling + self.features + self.engine
+        return self.stays + self.gathered + self.cache + self.sampling + self.engine
 
     @property
     def peak(self) -> int:
@@ -165,9 +165,7 @@ def sampling_bytes(shape: Shape, batch: RolloutBatch, each: int) -> int:
         tokens * batch.prompt * (1 + each) if batch.sequences > 1 else 0
     )  # prompts are padded on the left
     language = tokens * each * (3 * shape.mlp + 4 * shape.hidden) + masked
-    patches = 4 * batch.visual * batch.sequences
-    values = each * (3 * shape.vision_mlp + 6 * shape.vision_hidden) + FLOAT32 * shape.vision_hidden
-    vision = patches * (FLOAT32 * PIXELS_OF_A_PATCH + values)
+    vision = seeing(shape, each, 4 * batch.visual * batch.sequences)
     features = batch.sequences * batch.visual * shape.hidden * each
     logits = batch.sequences * shape.vocabulary * 4 * FLOAT32
     return max(language + features, vision) + logits

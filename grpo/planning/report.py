@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from grpo.arguments import GrpoConfig
 from grpo.planning.activations import FLOAT32
 from grpo.planning.context import ContextPlan, Rows
-from grpo.planning.demand import Demand, gib, sequences
+from grpo.planning.demand import Demand, gib, rows_at_once, sequences
 from grpo.planning.engine import EngineLimits
 from grpo.planning.launch import Launch
 from grpo.planning.memory import GIB
@@ -153,7 +153,7 @@ def memory_report(
         "activations": "updates, at most",
         "cache": f"rollouts, {sequences(config, launch)} sequences",
         "sampling": "rollouts, at most",
-        "features": "rollouts, at most",
+        "features": "kept, at most",
         "gathered": "rollouts",
         "runtime": "assumed",
         "engine": "rollouts" if config.vllm_enable_sleep_mode else "all the time",
@@ -180,7 +180,8 @@ def memory_report(
         f"  {parameters.number:,} parameters, {parameters.trained:,} trained",
         f"  rows: longest {demand.longest_row.tokens:,} tokens with {demand.longest_row.sampled:,} sampled, "
         f"typical {demand.typical_row.tokens:,} with {demand.typical_row.sampled:,}; "
-        f"{config.per_device_train_batch_size} a micro-batch",
+        f"{rows_at_once(config, demand.longest_row)} and {rows_at_once(config, demand.typical_row)} a "
+        "micro-batch",
         *_table(rows, notes=True),
     ]
 

@@ -1,4 +1,4 @@
-"""LoRA adapters on the language model, through PEFT: the one that trains, and a frozen one to compare with."""
+"""LoRA adapters on the language model, through PEFT: the one that trains, and a frozen reference."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ def add_lora(model, *, rank: int = 16, alpha: int = 32, dropout: float = 0.0, se
 
 
 def load_policy(options: ModelOptions, path: str | Path | None = None, *, device: str | None = None):
-    """The model that trains: of `path` (a checkpoint), or the one the options start from, with a fresh adapter
-    where they ask for one and there is none yet. ValueError for what cannot be trained."""
+    """The model that trains: of `path` (a checkpoint), or the one the options start from, with a fresh
+    adapter where they ask for one and there is none yet. ValueError for what cannot be trained."""
     path = path or options.model_name_or_path
     if is_quantised(options) and not (options.use_peft or is_adapter(path)):
         raise ValueError(
-            "load_in_4bit and load_in_8bit hold weights that cannot train; set use_peft, or start from an adapter"
+            "load_in_4bit and load_in_8bit hold weights that cannot train; set use_peft, or start from an "
+            "adapter"
         )
     model = load_model(
         path,
@@ -148,7 +149,7 @@ def add_reference(model, path: str | Path) -> None:
     import torch
     from peft import LoraConfig
 
-    config = LoraConfig.from_pretrained(path)
+    config = LoraConfig.from_pretrained(str(path))
     config.lora_dropout = 0.0
     config.inference_mode = True
     with torch.random.fork_rng(devices=[]):  # its first values are drawn, and then overwritten

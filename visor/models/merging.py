@@ -1,4 +1,4 @@
-"""The weights of an adapted or quantised model as those of a plain one: what an engine without adapters loads."""
+"""The weights of an adapted or quantised model as those of a plain one, for engines without adapters."""
 
 from __future__ import annotations
 

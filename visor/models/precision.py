@@ -1,4 +1,4 @@
-"""Precision, attention and gradient checkpointing where the settings leave them open: what suits the device."""
+"""Precision, attention and gradient checkpointing where the settings leave them open: by device."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ def is_quantised(options: ModelOptions) -> bool:
 
 
 def quantisation_config(options: ModelOptions) -> Any:
-    """The `BitsAndBytesConfig` of the options, or None. ValueError when bitsandbytes is not installed, or when
-    the options leave the type to compute in open."""
+    """The `BitsAndBytesConfig` of the options, or None. ValueError when bitsandbytes is not installed, or
+    when the options leave the type to compute in open."""
     if not is_quantised(options):
         return None
     name = "load_in_4bit" if options.load_in_4bit else "load_in_8bit"
@@ -41,7 +41,7 @@ def quantisation_config(options: ModelOptions) -> Any:
 
 
 def keep_trainable_on_cpu(model) -> None:
-    """Keep bitsandbytes from repacking 4-bit weights at the first evaluation on a CPU with AVX-512: the packed
+    """Keep bitsandbytes from repacking 4-bit weights at the first evaluation on a CPU with AVX-512: packed
     ones compute in bfloat16 and have no backward pass."""
     for module in model.modules():
         if getattr(module, "support_avx512bf16_for_cpu", False):

@@ -247,15 +247,19 @@ class LocalEngine:
                 if job is None:
                     return
                 job.run()
-            gone = [name for name, future in self._running.items() if future.cancelled()]
-            if gone:
-                self._llm.abort_request(gone)
-                for name in gone:
-                    del self._running[name]
+            self._drop_cancelled()
             if self._running:
                 for output in self._llm.step():
                     if output.finished:
                         _finish(self._running.pop(output.request_id), output)
+
+    def _drop_cancelled(self) -> None:
+        """End the requests that nobody waits for any more."""
+        gone = [name for name, future in self._running.items() if future.cancelled()]
+        if gone:
+            self._llm.abort_request(gone)
+        for name in gone:
+            del self._running[name]
 
     def _jobs(self) -> Iterable[_Job | None]:
         """What waits; when nothing runs, at least one, however long it takes to come."""
@@ -269,19 +273,20 @@ class LocalEngine:
 
     def _add(self, inputs: dict[str, Any], params: Any, future: Future) -> None:
         if self._incomplete:
-            future.set_exception(EngineFailed(self._incomplete))
+            _finish(future, EngineFailed(self._incomplete))
             return
         name = str(next(self._numbers))
         try:
             self._llm.add_request(name, inputs, params)
         except Exception as error:  # a fault of this request alone
-            future.set_exception(error)
+            _finish(future, ValueError(f"vLLM refused the prompt: {error}"))
             return
         self._running[name] = future
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self._incomplete:
             raise EngineFailed(self._incomplete)
+        self._drop_cancelled()
         if self._running:
             raise EngineBusy(f"{len(self._running)} requests run; weights can be loaded when all have ended")
         if isinstance(weights, WeightFiles):

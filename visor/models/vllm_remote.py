@@ -191,8 +191,8 @@ class RemoteEngine:
             )
         if own_weights and info.weights_version:
             raise ValueError(
-                f"weights were pushed into the vLLM server at {self.url} ({info.weights_version} times), so it "
-                f"no longer serves {self.model}; start it again"
+                f"weights were pushed into the vLLM server at {self.url} {info.weights_version} times, so "
+                f"it no longer serves {self.model}; start it again"
             )
 
     def _check_stamp(self, stamp: str) -> None:

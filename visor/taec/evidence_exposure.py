@@ -59,7 +59,8 @@ class EvidenceExposure:
 
     def _planned_for(self, view: EpisodeView) -> dict[str, _Shown]:
         order = sorted(entry.search_index for entry in view.entries)
-        recent, older = [], []
+        recent: list[EvidenceEntry] = []
+        older: list[EvidenceEntry] = []
         for entry in sorted(view.entries, key=lambda entry: entry.search_index):
             later = len(order) - bisect_right(order, entry.search_index)
             kept = entry.in_window or later < self.config.keep_newest

@@ -7,15 +7,15 @@ import pytest
 import torch
 from models_support import chat, page_image, page_ref, user
 
-from visor.models.base import Request, Sampling
+from visor.models.base import ContextTooLong, Request, Sampling, TooManyImages
 from visor.models.loading import load_model, load_processor
 from visor.models.lora import add_lora
 from visor.models.rendering import Encoded
-from visor.models.sampling_engine import EngineSampling
+from visor.models.sampling_engine import EngineBusy, EnginePrompt, EngineSampling
 from visor.models.tensors import collate, forward_logprobs
 from visor.models.transformers import TransformersClient
 from visor.models.vllm import VLLMClient
-from visor.types import Message
+from visor.types import Completion, FinishReason, Message
 
 pytestmark = pytest.mark.vllm
 TOLERANCE = 1e-4
