@@ -218,6 +218,7 @@ class LocalEngine:
             os.environ.setdefault(name, value)
         try:
             import vllm
+            from vllm.platforms import current_platform
             from vllm.sampling_params import RequestOutputKind
             from vllm.v1.engine.llm_engine import LLMEngine
             from vllm.v1.executor import Executor, UniProcExecutor
@@ -229,6 +230,9 @@ class LocalEngine:
             with _random_state_kept(), _in_process():
                 overrides = rope_overrides(load_config(self.model))
                 settings["hf_overrides"] = {**overrides, **settings.get("hf_overrides", {})}
+                if current_platform.is_cpu():
+                    # After a prompt taken in pieces vLLM rewinds a request's generator, which a CPU's cannot.
+                    settings.setdefault("enable_chunked_prefill", False)
                 config = vllm.EngineArgs(**settings).create_engine_config()
                 self._llm: Any = LLMEngine(
                     vllm_config=config,
