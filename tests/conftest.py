@@ -24,3 +24,19 @@ def vllm_engine():
     engine = LocalEngine(str(SLIDE_POLICY), max_context=1024, max_images=3, engine_args=SMALL_ENGINE)
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_server():
+    """`visor vllm-serve` on the slide policy, with vLLM's worker in a process of its own, as the workers of
+    several GPUs are."""
+    pytest.importorskip("vllm")
+    from engine_process import EngineProcess
+
+    arguments = {**SMALL_ENGINE, "distributed_executor_backend": "mp"}
+    options = [part for name, value in arguments.items() for part in ("--engine-arg", f"{name}={value}")]
+    limits = ["--max-context", "1024", "--max-images", "3"]
+    command = ["-m", "visor.cli", "vllm-serve", str(SLIDE_POLICY), "--port", "0", *limits, *options]
+    process = EngineProcess(*command, seconds=600)
+    yield process
+    process.kill()

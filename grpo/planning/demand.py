@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.arguments import GrpoConfig
@@ -39,9 +39,11 @@ def gpu_demand(
     context: ContextPlan,
     launch: Launch,
     reply_tokens: int,
+    device: int | None = None,
 ) -> Demand:
     """Estimate both cases. Rows are those that are trained: a longer one than `max_length` is cut.
-    `reply_tokens` are those of a typical reply."""
+    `reply_tokens` are those of a typical reply, `device` the bytes of a GPU, of which a colocated engine
+    takes its share."""
     bf16 = bool(config.bf16) or launch.bf16
     shape, how = Shape.of(model_config), compute_pass(config, model_config, launch, bf16)
     longest = _cut(context.worst[config.credit].longest, config.max_length)
@@ -50,7 +52,7 @@ def gpu_demand(
     fullest = max(context.typical_calls, key=lambda call: call.total)
 
     def memory(row: RowLength, prompt: int, reply: int, visual: int) -> Memory:
-        return estimate(
+        needed = estimate(
             shape,
             how,
             parameters,
@@ -60,6 +62,7 @@ def gpu_demand(
             bf16=bf16,
             reference=reference_bytes(config, model_config, parameters),
         )
+        return with_engine(needed, config, device)
 
     return Demand(
         longest=memory(
@@ -73,6 +76,23 @@ def gpu_demand(
         typical_row=typical,
         how=how,
         bytes_a_sampled_token=_slope(config, shape, how, longest, max(context.page_tokens, context.crop_tokens)),
+    )
+
+
+def with_engine(needed: Memory, config: GrpoConfig, device: int | None) -> Memory:
+    """The memory of a GPU where an engine samples: nothing of the trainer's own sampling, and the share of a
+    colocated one."""
+    if not config.use_vllm:
+        return needed
+    share = 0
+    if config.vllm_mode == "colocate" and device is not None:
+        share = round(config.vllm_gpu_memory_utilization * device)
+    return replace(
+        needed,
+        cache=0,
+        sampling=0,
+        engine=share,
+        engine_update=0 if config.vllm_enable_sleep_mode else share,
     )
 
 

@@ -48,6 +48,10 @@ class Memory:
     gathered: int
     """Weights that sharded training brings together for rollouts."""
     runtime: int = RUNTIME
+    engine: int = 0
+    """A colocated engine's share while it samples, its weights and key-value cache included."""
+    engine_update: int = 0
+    """The same during an update: nothing while it sleeps."""
 
     @property
     def stays(self) -> int:
@@ -55,19 +59,20 @@ class Memory:
 
     @property
     def update(self) -> int:
-        return self.stays + self.gradients + self.communication + self.activations
+        return self.stays + self.gradients + self.communication + self.activations + self.engine_update
 
     @property
     def rollout(self) -> int:
-        return self.stays + self.gathered + self.cache + self.sampling
+        return self.stays + self.gathered + self.cache + self.sampling + self.engine
 
     @property
     def peak(self) -> int:
         return max(self.update, self.rollout)
 
     def lines(self) -> list[tuple[str, int]]:
-        """(name, bytes) of each part."""
-        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+        """(name, bytes) of each part, an engine's once and only where there is one."""
+        parts = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return [part for part in parts if part[0] != "engine_update" and part != ("engine", 0)]
 
 
 @dataclass(frozen=True)

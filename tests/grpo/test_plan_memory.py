@@ -446,3 +446,25 @@ def test_a_4_bit_base_takes_a_quarter():
         whole + (0.5 + 0.127 / 8) * linear, rel=1e-5
     )  # QLoRA, section 3: 0.127 bits
     assert bytes_with(load_in_8bit=True) == whole + linear
+
+
+def test_a_colocated_engine_takes_its_share_and_the_trainers_own_sampling_none():
+    from grpo.planning.demand import with_engine
+    from grpo.planning.memory import GIB, Memory
+
+    needed = Memory(*(value * GIB for value in (10, 5, 0, 3, 1, 8, 20, 6, 1, 0)))
+    settings = {"model_name_or_path": "m", "output_dir": "o", "corpus": "c", "questions": "q"}
+
+    def planned(device=80 * GIB, **options):
+        return with_engine(needed, GrpoConfig(**settings, **options), device)
+
+    assert planned() == needed
+    beside = planned(use_vllm=True, vllm_gpu_memory_utilization=0.25)
+    assert beside.update == needed.update + 20 * GIB
+    assert beside.rollout == needed.stays + 20 * GIB
+    asleep = planned(use_vllm=True, vllm_gpu_memory_utilization=0.25, vllm_enable_sleep_mode=True)
+    assert (asleep.update, asleep.rollout) == (needed.update, beside.rollout)
+    server = planned(use_vllm=True, vllm_mode="server", vllm_server_base_url="http://h:1")
+    assert (server.update, server.rollout) == (needed.update, needed.stays)
+    assert dict(beside.lines())["engine"] == 20 * GIB
+    assert "engine" not in dict(needed.lines())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 AXES = 3
@@ -23,3 +25,14 @@ def rope_overrides(config: Any) -> dict[str, Any]:
     parameters["mrope_section"] = [len(sections[axis::AXES]) for axis in range(AXES)]
     parameters["mrope_interleaved"] = True
     return {"text_config": {"rope_parameters": parameters}}
+
+
+def main() -> None:
+    """Print the overrides of the checkpoint argv[1] as JSON, for `--hf-overrides` of `vllm serve`."""
+    from visor.models.loading import load_config
+
+    print(json.dumps(rope_overrides(load_config(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

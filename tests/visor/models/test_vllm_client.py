@@ -3,12 +3,15 @@ one is in test_vllm_engine.py."""
 
 import asyncio
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 from models_support import chat, page_image, page_ref, user
 
+from visor.models import vllm_engine
 from visor.models.base import ContextTooLong, Request, Sampling, TooManyImages
-from visor.models.sampling_engine import EngineReply
+from visor.models.sampling_engine import EngineFailed, EnginePrompt, EngineReply, EngineSampling
 from visor.models.vllm import VLLMClient
 from visor.types import FinishReason, text_message
 
@@ -124,8 +127,93 @@ def test_requests_do_not_wait_for_each_other(client, engine):
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch, tiny_path):
-    from visor.models.vllm_engine import LocalEngine
-
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match=r"visor-rag\[vllm\]"):
-        LocalEngine(str(tiny_path))
+        vllm_engine.LocalEngine(str(tiny_path))
+
+
+# ---------------------------------------------------------------- the engine's thread
+
+
+class FakeLLM:
+    """In the place of vLLM: dies at the first step, or never ends a request."""
+
+    def __init__(self, dies):
+        self.dies, self.added = dies, []
+        self.model_config = SimpleNamespace(max_model_len=9, get_vocab_size=lambda: 9, hf_config=None)
+        self.engine_core = SimpleNamespace(shutdown=lambda: None)
+
+    def add_request(self, name, inputs, params):
+        self.added.append(name)
+
+    def step(self):
+        if self.dies and len(self.added) == 2:
+            raise MemoryError("no room for keys")
+        time.sleep(0.01)
+        return []
+
+
+@pytest.fixture
+def fake_engine(monkeypatch):
+    def make(dies):
+        def start(self, settings):
+            self._llm = FakeLLM(dies)
+            self._vllm, self._final_only = SimpleNamespace(SamplingParams=dict), None
+
+        monkeypatch.setattr(vllm_engine.LocalEngine, "_start", start)
+        monkeypatch.setattr(vllm_engine, "expected_weights", lambda config: None)
+        return vllm_engine.LocalEngine("folder")
+
+    return make
+
+
+async def two_calls(engine):
+    calls = [engine.generate(EnginePrompt([1]), EngineSampling(max_tokens=1)) for _ in range(2)]
+    return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
+
+
+def test_an_engine_that_dies_tells_everyone_who_waits_and_who_comes(fake_engine):
+    engine = fake_engine(dies=True)
+    for error in asyncio.run(two_calls(engine)):
+        assert isinstance(error, EngineFailed)
+        assert "engine of folder died: MemoryError: no room for keys" in str(error)
+    for late in (lambda: engine.score(EnginePrompt([1]), [2]), engine.reset_caches):
+        with pytest.raises(EngineFailed, match="MemoryError"):
+            late()
+    engine.close()
+
+
+def test_closing_ends_what_waits(fake_engine):
+    engine = fake_engine(dies=False)
+
+    async def run():
+        waiting = asyncio.create_task(two_calls(engine))
+        while len(engine._llm.added) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(engine.close)
+        return await waiting
+
+    for error in asyncio.run(run()):
+        assert isinstance(error, EngineFailed)
+        assert "was closed" in str(error)
+    with pytest.raises(EngineFailed, match="was closed"):
+        engine.reset_caches()
+    engine.close()
+
+
+def test_a_load_that_breaks_half_way_ends_the_sampling(fake_engine, monkeypatch):
+    """Some layers then hold new weights and some old ones."""
+    engine = fake_engine(dies=False)
+
+    def broken(weights):
+        raise OSError("disk gone")
+
+    monkeypatch.setattr(engine, "_replace", broken)
+    with pytest.raises(OSError, match="disk gone"):
+        engine.load_weights(iter([]))
+    for error in asyncio.run(two_calls(engine)):
+        assert isinstance(error, EngineFailed)
+        assert "weights loaded in part: disk gone" in str(error)
+    with pytest.raises(EngineFailed, match="in part"):
+        engine.load_weights(iter([]))
+    engine.close()

@@ -264,6 +264,15 @@ def test_a_seed_gives_the_same_reply_whatever_else_runs(client, engine, changed)
     assert len({tuple(c.token_ids) for c in ask(client, group)}) > 3
 
 
+def test_more_prompt_tokens_than_one_step_takes(client, vllm_engine, renderer):
+    text = "What is the revenue of acme? " * 40
+    requests = [Request(chat(user(f"{i} {text}")), i, Sampling(max_tokens=4)) for i in range(30)]
+    length = len(renderer.encode(requests[0].messages, page_image).input_ids)
+    assert 30 * length > vllm_engine._llm.vllm_config.scheduler_config.max_num_batched_tokens
+    together = ask(client, requests)
+    assert [c.token_ids for c in together[::10]] == [ask(client, [r])[0].token_ids for r in requests[::10]]
+
+
 def test_limits_of_images_and_context_end_only_their_request(client, vllm_engine, cases):
     """Cases I1 and I2 with this engine's limits: 3 images, 1,024 tokens."""
     budget = cases("vllm_budget.json")

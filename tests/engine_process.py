@@ -8,7 +8,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 
 
 class EngineProcess:
