@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import get_scheduler
 
 from data.corpus import Corpus
 from grpo.arguments import GrpoConfig
+from grpo.launching import make_accelerator, prepare, sharding_of, shards_weights
 from grpo.plan import check_limits
 from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
-from grpo.trackers import accelerator_arguments, check_installed, start_trackers
+from grpo.sharding import WholePolicy, without_weights
+from grpo.trackers import check_installed, start_trackers
 from grpo.trainer import GrpoTrainer
-from grpo.update import PolicyUpdate
+from grpo.update import Lockstep, PolicyUpdate
 from grpo.validation import Validation
 from rewards import Reward, get_reward
 from rollout.build import make_judge
@@ -27,6 +31,7 @@ from rollout.rows import TrainingRow, trajectory_row, turn_rows
 from visor.env.crop import ImageCutter
 from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
+from visor.models.blank_picture import with_blank_picture
 from visor.models.loading import Processor, load_model, load_processor
 from visor.models.lora import add_lora
 from visor.models.rendering import ChatRenderer
@@ -49,7 +54,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     corpus.check_images()
     questions = load_training_questions(config, corpus)
     held_out = _validation_data(config, corpus, questions)
-    accelerator = _accelerator(config)
+    accelerator = make_accelerator(config)
     # Sampling has seeds of its own; this one is of LoRA's dropout.
     set_seed(config.seed, device_specific=True)
     if accelerator.is_main_process:
@@ -62,7 +67,6 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     images = ChatImages(ImageCutter(corpus))
     auxiliary = _auxiliary_rows(config, renderer, images)
     policy = _policy(config, checkpoint)
-    client = _client(config, policy, renderer, images)
     optimizer = _optimizer(config, policy)
     scheduler = get_scheduler(
         config.lr_scheduler_type,
@@ -70,7 +74,8 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         num_warmup_steps=config.warmup,
         num_training_steps=config.max_steps,
     )
-    model, optimizer = accelerator.prepare(policy, optimizer)
+    whole, model, optimizer = _prepared(accelerator, policy, optimizer)
+    client = _client(config, whole.model, renderer, images)
     trainer = GrpoTrainer(
         config,
         accelerator=accelerator,
@@ -81,11 +86,12 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         engine=_engine(
             config, corpus, client, images, reward, index=config.index, temperature=config.temperature
         ),
-        validation=_validation(config, accelerator, held_out, policy, processor, reward),
+        validation=_validation(config, accelerator, held_out, whole.model, processor, reward),
         client=client,
         questions=questions,
         build_rows=row_builder(config, renderer, images),
         processor=processor,
+        policy=whole,
         auxiliary_rows=auxiliary,
     )
     if checkpoint:
@@ -115,29 +121,6 @@ def row_builder(
 # ---------------------------------------------------------------- parts
 
 
-def _accelerator(config: GrpoConfig) -> Accelerator:
-    """ValueError for a launch that shards the weights: rollouts read the whole policy in every process."""
-    accelerator = Accelerator(
-        mixed_precision="bf16" if config.bf16 else None,
-        # A micro-batch without pictures leaves the vision tower without gradients.
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
-        **accelerator_arguments(config.report_to, Path(config.output_dir)),
-    )
-    plugin = accelerator.state.deepspeed_plugin
-    kind = accelerator.distributed_type.value
-    if kind in ("FSDP", "MEGATRON_LM") or (plugin is not None and plugin.zero_stage > 2):
-        raise ValueError(
-            f"grpo.train needs the whole policy in every process, and {kind} shards it here; launch it with "
-            "data parallelism or with DeepSpeed ZeRO stage 1 or 2"
-        )
-    if plugin is not None:
-        rows = config.per_device_train_batch_size
-        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = rows
-        plugin.deepspeed_config["gradient_accumulation_steps"] = 1  # the loop counts for itself
-        plugin.deepspeed_config["gradient_clipping"] = config.max_grad_norm
-    return accelerator
-
-
 def _policy(config: GrpoConfig, checkpoint: Path | None):
     """The policy to train: of the checkpoint, or the one training starts from."""
     model = load_model(
@@ -154,6 +137,27 @@ def _policy(config: GrpoConfig, checkpoint: Path | None):
         model.gradient_checkpointing_enable()
         model.enable_input_require_grads()
     return model
+
+
+def _prepared(accelerator: Accelerator, policy, optimizer) -> tuple[WholePolicy, Any, Any]:
+    """(the whole policy, the model as it trains, its optimizer)."""
+    if not shards_weights(sharding_of(accelerator)):
+        return WholePolicy(policy), *prepare(accelerator, policy, optimizer)
+    empty = without_weights(policy, accelerator.device)
+    model, optimizer = prepare(accelerator, policy, optimizer)
+    return WholePolicy(empty, trained=model), model, optimizer
+
+
+def _lockstep(accelerator: Accelerator, renderer: ChatRenderer) -> Lockstep | None:
+    """What processes that share gradients or weights piece by piece need; None for whole copies."""
+    sharding = sharding_of(accelerator)
+    if sharding == "none":
+        return None
+    return Lockstep(
+        partial(with_blank_picture, renderer=renderer),
+        always_pictures=sharding.startswith("zero"),
+        shards_weights=shards_weights(sharding),
+    )
 
 
 def _reference(config: GrpoConfig, device: torch.device):
@@ -203,6 +207,7 @@ def _update(
         max_logprob_gap=config.max_logprob_gap,
         auxiliary_weight=config.auxiliary.weight if config.auxiliary else 0.0,
         pad_id=renderer.pad_id,
+        lockstep=_lockstep(accelerator, renderer),
     )
 
 

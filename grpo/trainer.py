@@ -7,7 +7,7 @@ appear in the middle of a row, and a step's order of work is the subject itself.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from accelerate.utils import broadcast_object_list, gather_object
@@ -23,6 +23,7 @@ from grpo.records import forget_after
 from grpo.sampling import GroupSampler, StepGroups
 from grpo.saving import RunSaver
 from grpo.schedule import step_items
+from grpo.sharding import WholePolicy
 from grpo.step_metrics import (
     judge_metrics,
     reward_metrics,
@@ -63,6 +64,7 @@ class GrpoTrainer:
         questions: Sequence[Question],
         build_rows: BuildRows,
         processor,
+        policy: WholePolicy,
         auxiliary_rows: Sequence[TrainingRow] = (),
         validation: Validation | None = None,
         start_step: int = 0,
@@ -77,6 +79,7 @@ class GrpoTrainer:
         self.client = client
         self.questions = questions
         self.build_rows = build_rows
+        self.policy = policy
         self.auxiliary_rows = auxiliary_rows
         self.step_done = start_step
         self.validation = validation
@@ -87,6 +90,7 @@ class GrpoTrainer:
             optimizer=optimizer,
             scheduler=scheduler,
             processor=processor,
+            policy=policy,
             output_dir=self.output_dir,
             save_total_limit=config.save_total_limit,
         )
@@ -127,27 +131,28 @@ class GrpoTrainer:
             if stop:
                 self.accelerator.end_training()
                 raise StoppedByAlarm(self._stop_message(stop))
-        if self.accelerator.is_main_process:
-            self._write_final_model()
-        self.accelerator.wait_for_everyone()
+        with self.saver.model_writer() as write:
+            if self.accelerator.is_main_process:
+                self._write_final_model(write)
         self.accelerator.end_training()
 
     def _go_on(self) -> None:
         """Forget what came after the checkpoint, and make up for a validation that was not reached."""
-        step, missing = self.step_done, False
+        step, line = self.step_done, None
         if self.accelerator.is_main_process:
             forget_after(self.output_dir, step)
             drop_after(self.output_dir, step)
             recall(self.output_dir, step)
             self.journal.read_back()
-            if self.validation is not None and self._validates_at(step):
-                line = self.validation.line_of(step)
-                missing = line is None
-                if line and not self.best.folder.exists():  # back to an earlier step than that of the best
-                    metric = self.config.metric_for_best_model
-                    self.best.offer(step, line[metric], self.saver.write_model, self.saved_step)
-        if broadcast_object_list([missing])[0]:
+        if self.validation is None or not self._validates_at(step):
+            return
+        if self.accelerator.is_main_process:
+            line = self.validation.line_of(step)
+        line, kept = broadcast_object_list([line, self.best.folder.exists()])
+        if line is None:
             self._validate(step)
+        elif not kept:  # back to an earlier step than that of the best
+            self._offer(step, line)
 
     def train_step(self, step: int) -> dict:
         """One step; returns its line of metrics."""
@@ -194,7 +199,8 @@ class GrpoTrainer:
     def _sample(self, step: int) -> StepGroups:
         """The groups of this process's share of the step's questions."""
         self.client.policy_version = step - 1
-        sampled = self.sampler.sample(step, first=self.questions_drawn)
+        with self.policy.present():
+            sampled = self.sampler.sample(step, first=self.questions_drawn)
         self.questions_drawn += sampled.drawn
         return sampled
 
@@ -239,16 +245,24 @@ class GrpoTrainer:
         """Evaluate the present policy, keep it when it is the best, and log it. The line is written last: a
         run killed before it validates again."""
         assert self.validation is not None
-        line = self.validation.run(step)
+        with self.policy.present():
+            line = self.validation.run(step)
+        is_best = self._offer(step, line)
         if self.accelerator.is_main_process:
-            metric = self.config.metric_for_best_model
-            is_best = self.best.offer(step, line[metric], self.saver.write_model, self.saved_step)
             self.validation.append(line)
             self.journal.report(
                 {f"eval/{name}": value for name, value in line.items() if name != "step"}, step
             )
-            print(validation_summary(line, metric, is_best), flush=True)
+            print(validation_summary(line, self.config.metric_for_best_model, is_best), flush=True)
         self.accelerator.wait_for_everyone()
+
+    def _offer(self, step: int, line: dict) -> bool:
+        """Keep the present policy where it is the best; True, on the main process, when it is."""
+        with self.saver.model_writer() as write:
+            if not self.accelerator.is_main_process:
+                return False
+            value = line[self.config.metric_for_best_model]
+            return self.best.offer(step, value, write, self.saved_step)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -260,14 +274,14 @@ class GrpoTrainer:
         self.saved_step = self.step_done
         self.accelerator.wait_for_everyone()
 
-    def _write_final_model(self) -> None:
+    def _write_final_model(self, write: Callable[[Path], None]) -> None:
         """The last step's model into `output_dir`, or the best one's where it is asked for."""
         if self.config.load_best_model_at_end:
             if self.best.copy_model(self.output_dir):
                 return
             metric = self.config.metric_for_best_model
             print(f"no validation had a {metric}: the final model is the last one", flush=True)
-        self.saver.write_model(self.output_dir)
+        write(self.output_dir)
 
     def load_state(self, checkpoint: Path) -> None:
         """Go on from a checkpoint whose weights are loaded already; see `RunSaver.load`."""

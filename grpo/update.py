@@ -23,6 +23,20 @@ Collate = Callable[[Sequence[TrainingRow]], dict[str, Tensor]]
 """Rows → a padded batch on the training device."""
 
 
+@dataclass(frozen=True)
+class Lockstep:
+    """Processes that exchange gradients or weights layer by layer (DeepSpeed, FSDP) must all run the same
+    layers equally often: one that does not leaves the others waiting for it."""
+
+    add_picture: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    """A batch, with a picture without influence where it has none, so that it runs the vision tower."""
+    always_pictures: bool
+    """True: every micro-batch runs the vision tower. False: those of an update in which one has a picture.
+    DeepSpeed needs the first: of parameters without a gradient ZeRO-3 applies that of the update before."""
+    shards_weights: bool
+    """True: a forward pass without gradient, too, is one of all processes."""
+
+
 @dataclass
 class UpdateReport:
     """Over the updates of one step; sums are over all processes once `gathered` was called."""
@@ -76,6 +90,7 @@ class PolicyUpdate:
         max_logprob_gap: float | None = None,
         auxiliary_weight: float = 0.0,
         pad_id: int = 0,
+        lockstep: Lockstep | None = None,
     ) -> None:
         self.accelerator = accelerator
         self.model = model
@@ -90,6 +105,9 @@ class PolicyUpdate:
         self.exact_context = exact_context
         self.max_logprob_gap = max_logprob_gap
         self.auxiliary_weight = auxiliary_weight
+        self.lockstep = lockstep
+        self.with_pictures = False
+        """Whether every micro-batch of the present update has a picture."""
         # Stands in for rows on a process that has fewer micro-batches than the others; its weight is 0.
         self.empty_row = TrainingRow(input_ids=[pad_id] * 2, loss_mask=[0, 1])
 
@@ -117,6 +135,7 @@ class PolicyUpdate:
         coefficients = self._coefficients(rows)
         batches = self._micro_batches(rows, coefficients)
         auxiliary_tokens = sum(gather_object([sum(sum(row.loss_mask) for row in auxiliary)]))
+        self._look_for_pictures([*(item.row for item in rows), *auxiliary])
         if not batches and not auxiliary_tokens:
             report.loss.append(0.0)
             report.grad_norm.append(0.0)
@@ -139,7 +158,7 @@ class PolicyUpdate:
         return True
 
     def _batch_loss(self, batch_rows, coefficients, old, report: UpdateReport, measure_gap: bool) -> Tensor:
-        batch = self.collate([item.row for item in batch_rows])
+        batch = self._batch([item.row for item in batch_rows])
         logprobs, entropy = forward_logprobs(self.model, batch, entropy=True)
         reference = None
         if self.reference is not None:
@@ -188,13 +207,36 @@ class PolicyUpdate:
         share of this process's rows in that mean. `total_tokens`: trained tokens on all processes."""
         factor = self.auxiliary_weight * self.accelerator.num_processes  # processes average their gradients
         value = 0.0
-        for start in range(0, len(rows), self.micro_batch_size):
-            batch = self.collate(rows[start : start + self.micro_batch_size])
+        parts = self._parts(rows)
+        for part in self._filled_up(parts) if self.lockstep else parts:
+            batch = self._batch(part or [self.empty_row])
             with self._synchronised(False):
-                loss = -forward_logprobs(self.model, batch).sum() / total_tokens
+                loss = -forward_logprobs(self.model, batch).sum() / total_tokens * bool(part)
                 self.accelerator.backward(loss * factor)
             value += loss.item()
         return value
+
+    # ------------------------------------------------------------ processes in step
+
+    def _batch(self, rows: Sequence[TrainingRow]) -> dict[str, Tensor]:
+        batch = self.collate(rows)
+        return self.lockstep.add_picture(batch) if self.lockstep and self.with_pictures else batch
+
+    def _look_for_pictures(self, rows: Sequence[TrainingRow]) -> None:
+        """Decide for all processes whether the coming micro-batches have pictures; `rows` are this process's."""
+        if self.lockstep is not None:
+            anywhere = any(gather_object([any(row.images for row in rows)]))
+            self.with_pictures = anywhere or self.lockstep.always_pictures
+
+    def _parts(self, items: Sequence) -> list[list]:
+        """In micro-batches."""
+        size = self.micro_batch_size
+        return [list(items[start : start + size]) for start in range(0, len(items), size)]
+
+    @staticmethod
+    def _filled_up(parts: list[list]) -> list[list]:
+        """With empty parts to as many as the process with the most has."""
+        return parts + [[]] * (max(gather_object([len(parts)])) - len(parts))
 
     # ------------------------------------------------------------ splitting and weighing
 
@@ -228,10 +270,7 @@ class PolicyUpdate:
         process has such a row."""
         active = [item for item in rows if coefficients[id(item)] and self._has_gradient(item)]
         active.sort(key=lambda item: -len(item.row.input_ids))
-        size = self.micro_batch_size
-        batches = [active[i : i + size] for i in range(0, len(active), size)]
-        count = max(gather_object([len(batches)]))
-        return batches + [self._padding(coefficients)] * (count - len(batches))
+        return [part or self._padding(coefficients) for part in self._filled_up(self._parts(active))]
 
     def _padding(self, coefficients: dict[int, float]) -> list[PolicyRow]:
         """A micro-batch without a gradient, entered into the coefficients with weight 0."""
@@ -249,10 +288,12 @@ class PolicyUpdate:
         scored = {}
         model = self.accelerator.unwrap_model(self.model)
         model.eval()
-        ordered = sorted(rows, key=lambda item: -len(item.row.input_ids))
-        for start in range(0, len(ordered), self.micro_batch_size):
-            part = ordered[start : start + self.micro_batch_size]
-            batch = self.collate([item.row for item in part])
+        parts = self._parts(sorted(rows, key=lambda item: -len(item.row.input_ids)))
+        if self.lockstep is not None and self.lockstep.shards_weights:
+            self._look_for_pictures([item.row for item in rows])
+            parts = self._filled_up(parts)
+        for part in parts:
+            batch = self._batch([item.row for item in part] or [self.empty_row])
             with torch.no_grad(), self.accelerator.autocast():
                 logprobs = forward_logprobs(model, batch)
             for item, values in zip(part, logprobs):
