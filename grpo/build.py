@@ -153,11 +153,7 @@ def _lockstep(accelerator: Accelerator, renderer: ChatRenderer) -> Lockstep | No
     sharding = sharding_of(accelerator)
     if sharding == "none":
         return None
-    return Lockstep(
-        partial(with_blank_picture, renderer=renderer),
-        always_pictures=sharding.startswith("zero"),
-        shards_weights=shards_weights(sharding),
-    )
+    return Lockstep(partial(with_blank_picture, renderer=renderer), shards_weights(sharding))
 
 
 def _reference(config: GrpoConfig, device: torch.device):

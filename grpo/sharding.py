@@ -99,7 +99,7 @@ def _gathered(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, Ten
         for name in names:
             parameter = model.get_parameter(name)
             if hasattr(parameter, "ds_id"):
-                from deepspeed.zero import GatheredParameters
+                from deepspeed.runtime.zero import GatheredParameters
 
                 with GatheredParameters([parameter]):
                     whole = parameter.detach().clone()

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather_object
 from torch import Tensor
 
 from grpo.batch import PolicyRow
@@ -29,10 +29,9 @@ class Lockstep:
     layers equally often: one that does not leaves the others waiting for it."""
 
     add_picture: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    """A batch, with a picture without influence where it has none, so that it runs the vision tower."""
-    always_pictures: bool
-    """True: every micro-batch runs the vision tower. False: those of an update in which one has a picture.
-    DeepSpeed needs the first: of parameters without a gradient ZeRO-3 applies that of the update before."""
+    """A batch, with a picture without influence where it has none, so that it runs the vision tower. It is
+    needed even where no process has one: of parameters without a gradient ZeRO-3 applies that of the update
+    before."""
     shards_weights: bool
     """True: a forward pass without gradient, too, is one of all processes."""
 
@@ -106,8 +105,6 @@ class PolicyUpdate:
         self.max_logprob_gap = max_logprob_gap
         self.auxiliary_weight = auxiliary_weight
         self.lockstep = lockstep
-        self.with_pictures = False
-        """Whether every micro-batch of the present update has a picture."""
         # Stands in for rows on a process that has fewer micro-batches than the others; its weight is 0.
         self.empty_row = TrainingRow(input_ids=[pad_id] * 2, loss_mask=[0, 1])
 
@@ -135,7 +132,6 @@ class PolicyUpdate:
         coefficients = self._coefficients(rows)
         batches = self._micro_batches(rows, coefficients)
         auxiliary_tokens = sum(gather_object([sum(sum(row.loss_mask) for row in auxiliary)]))
-        self._look_for_pictures([*(item.row for item in rows), *auxiliary])
         if not batches and not auxiliary_tokens:
             report.loss.append(0.0)
             report.grad_norm.append(0.0)
@@ -150,12 +146,22 @@ class PolicyUpdate:
                 # Processes average their gradients, but the coefficients are shares of one global sum.
                 self.accelerator.backward(loss * self.accelerator.num_processes)
             total += loss.item()
+        self._fill_gradients()
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         report.loss.append(total)
         report.grad_norm.append(float(norm) if norm is not None else 0.0)
         return True
+
+    def _fill_gradients(self) -> None:
+        """Parameters that no row reaches (the vision tower's, without pictures) have the gradient 0, as under
+        DeepSpeed: an optimizer's momentum then does not depend on the launch."""
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            return
+        for parameter in self.model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def _batch_loss(self, batch_rows, coefficients, old, report: UpdateReport, measure_gap: bool) -> Tensor:
         batch = self._batch([item.row for item in batch_rows])
@@ -220,13 +226,7 @@ class PolicyUpdate:
 
     def _batch(self, rows: Sequence[TrainingRow]) -> dict[str, Tensor]:
         batch = self.collate(rows)
-        return self.lockstep.add_picture(batch) if self.lockstep and self.with_pictures else batch
-
-    def _look_for_pictures(self, rows: Sequence[TrainingRow]) -> None:
-        """Decide for all processes whether the coming micro-batches have pictures; `rows` are this process's."""
-        if self.lockstep is not None:
-            anywhere = any(gather_object([any(row.images for row in rows)]))
-            self.with_pictures = anywhere or self.lockstep.always_pictures
+        return self.lockstep.add_picture(batch) if self.lockstep else batch
 
     def _parts(self, items: Sequence) -> list[list]:
         """In micro-batches."""
@@ -290,7 +290,6 @@ class PolicyUpdate:
         model.eval()
         parts = self._parts(sorted(rows, key=lambda item: -len(item.row.input_ids)))
         if self.lockstep is not None and self.lockstep.shards_weights:
-            self._look_for_pictures([item.row for item in rows])
             parts = self._filled_up(parts)
         for part in parts:
             batch = self._batch([item.row for item in part] or [self.empty_row])
