@@ -14,8 +14,9 @@ from transformers import get_scheduler
 
 from data.corpus import Corpus
 from grpo.arguments import GrpoConfig
-from grpo.launching import make_accelerator, prepare, sharding_of, shards_weights
+from grpo.launching import make_accelerator, prepare, sharding_of
 from grpo.plan import check_limits
+from grpo.planning.launch import SPLIT_WEIGHTS
 from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
 from grpo.sharding import WholePolicy, without_weights
@@ -141,7 +142,7 @@ def _policy(config: GrpoConfig, checkpoint: Path | None):
 
 def _prepared(accelerator: Accelerator, policy, optimizer) -> tuple[WholePolicy, Any, Any]:
     """(the whole policy, the model as it trains, its optimizer)."""
-    if not shards_weights(sharding_of(accelerator)):
+    if sharding_of(accelerator) not in SPLIT_WEIGHTS:
         return WholePolicy(policy), *prepare(accelerator, policy, optimizer)
     empty = without_weights(policy, accelerator.device)
     model, optimizer = prepare(accelerator, policy, optimizer)
@@ -153,7 +154,7 @@ def _lockstep(accelerator: Accelerator, renderer: ChatRenderer) -> Lockstep | No
     sharding = sharding_of(accelerator)
     if sharding == "none":
         return None
-    return Lockstep(partial(with_blank_picture, renderer=renderer), shards_weights(sharding))
+    return Lockstep(partial(with_blank_picture, renderer=renderer), splits_weights=sharding in SPLIT_WEIGHTS)
 
 
 def _reference(config: GrpoConfig, device: torch.device):

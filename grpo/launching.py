@@ -43,12 +43,6 @@ def sharding_of(accelerator) -> Sharding:
     return "none"
 
 
-def shards_weights(sharding: Sharding) -> bool:
-    """True when no process holds the whole policy between steps. FSDP holds pieces even where it keeps the
-    gathered weights from a forward pass to its backward pass."""
-    return sharding in ("zero3", "fsdp", "fsdp_grad_op")
-
-
 def prepare(accelerator: Accelerator, model, optimizer) -> tuple:
     """`accelerator.prepare`, with what gloo needs beside it."""
     model, optimizer = accelerator.prepare(model, optimizer)

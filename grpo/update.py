@@ -32,7 +32,7 @@ class Lockstep:
     """A batch, with a picture without influence where it has none, so that it runs the vision tower. It is
     needed even where no process has one: of parameters without a gradient ZeRO-3 applies that of the update
     before."""
-    shards_weights: bool
+    splits_weights: bool
     """True: a forward pass without gradient, too, is one of all processes."""
 
 
@@ -289,7 +289,7 @@ class PolicyUpdate:
         model = self.accelerator.unwrap_model(self.model)
         model.eval()
         parts = self._parts(sorted(rows, key=lambda item: -len(item.row.input_ids)))
-        if self.lockstep is not None and self.lockstep.shards_weights:
+        if self.lockstep is not None and self.lockstep.splits_weights:
             parts = self._filled_up(parts)
         for part in parts:
             batch = self._batch([item.row for item in part] or [self.empty_row])

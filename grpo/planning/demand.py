@@ -147,8 +147,8 @@ def memory_findings(
         found.append(
             Finding(
                 "warning",
-                "rollouts read the whole policy in every process, so sharded weights are gathered for them "
-                f"({gib(demand.longest.gathered)})",
+                "rollouts read the whole policy in every process, so each makes a whole copy of the sharded "
+                f"weights for them ({gib(demand.longest.gathered)})",
             )
         )
     if launch.world_size > config.questions_per_step:
