@@ -67,9 +67,9 @@ def check_launch(accelerator: Accelerator) -> None:
         plugin = accelerator.state.fsdp_plugin
         if plugin.fsdp_version != 2:
             raise ValueError(
-                "grpo.train runs on FSDP version 2 only: its parameters keep their shapes and types, which frozen "
-                "parts, adapters and checkpoints need; set fsdp_version: 2 in the launch file "
-                "(configs/accelerate/fsdp.yaml)"
+                "grpo.train runs on FSDP version 2 only: its parameters keep their shapes and types, which "
+                "frozen parts, adapters and checkpoints need; set fsdp_version: 2 in the launch file, as "
+                "configs/accelerate/fsdp.yaml does"
             )
         if plugin.cpu_ram_efficient_loading:
             # The other processes would have no weights to make their sampling copy and reference from.

@@ -78,8 +78,8 @@ class RunSaver:
 
     @contextmanager
     def model_writer(self) -> Iterator[Callable[[Path], None]]:
-        """Inside, what it gives writes the present model into a folder that plain `from_pretrained` loads; for
-        the main process to use."""
+        """Inside, what it gives writes the present model into a folder that plain `from_pretrained` loads;
+        the main process is to use it."""
         with self.policy.present():
             yield self._write_whole_model
             self.accelerator.wait_for_everyone()

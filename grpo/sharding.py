@@ -48,8 +48,8 @@ class WholePolicy:
 
 
 def without_weights(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy of a model on a device, in eval mode, with an empty tensor in the place of each parameter; buffers
-    are copied, tied parameters stay tied."""
+    """A copy of a model on a device, in eval mode, with an empty tensor in the place of each parameter;
+    buffers are copied, tied parameters stay tied."""
     places = {
         id(parameter): nn.Parameter(
             torch.empty(0, dtype=parameter.dtype, device=device), requires_grad=parameter.requires_grad

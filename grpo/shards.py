@@ -1,4 +1,4 @@
-"""What each process keeps of a split training state, below a checkpoint: one folder, every process its share."""
+"""What each process keeps of a split training state: a folder below a checkpoint, every process its share."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _like(piece: torch.Tensor, parameter):
 
 
 def check_fits_launch(state: dict, checkpoint: Path, accelerator) -> None:
-    """ValueError when the optimizer state of a checkpoint was split in another way than this launch splits it.
+    """ValueError when the optimizer state of a checkpoint is split in another way than this launch splits it.
 
     `state` is the checkpoint's `trainer_state.json`; one from before it said how is taken for one of this
     launch. Whole states (one process, data parallelism) go on on any number of processes.
@@ -118,8 +118,8 @@ def check_fits_launch(state: dict, checkpoint: Path, accelerator) -> None:
     if before == now and (now == "none" or number == processes):
         return
     raise ValueError(
-        f"{checkpoint} is of {_described(before, number)} and this launch has {_described(now, processes)}; its "
-        "optimizer state is split for that launch. Go on with the launch it was written by, or start a new "
+        f"{checkpoint} is of {_described(before, number)} and this launch has "
+        f"{_described(now, processes)}; its optimizer state is split for that launch. Go on with the launch it was written by, or start a new "
         f"run from its weights with model_name_or_path: {checkpoint} and another output_dir"
     )
 
