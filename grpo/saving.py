@@ -65,7 +65,7 @@ class RunSaver:
             self.accelerator.wait_for_everyone()
 
         def write(folder: Path) -> None:
-            self._write_whole_model(folder)
+            self.write_whole_model(folder)
             self._write_state(folder, step, questions_drawn, states)
             if self.shards is not None:
                 os.rename(shards, folder / self.shards.folder)
@@ -81,7 +81,7 @@ class RunSaver:
         """Inside, what it gives writes the present model into a folder that plain `from_pretrained` loads;
         the main process is to use it."""
         with self.policy.present():
-            yield self._write_whole_model
+            yield self.write_whole_model
             self.accelerator.wait_for_everyone()
 
     def _write_state(self, folder: Path, step: int, questions_drawn: int, states: list[dict]) -> None:
@@ -98,7 +98,8 @@ class RunSaver:
         }
         write_json(folder / "trainer_state.json", state)
 
-    def _write_whole_model(self, folder: Path) -> None:
+    def write_whole_model(self, folder: Path) -> None:
+        """Write a folder that plain `from_pretrained` loads; inside `policy.present()`."""
         self.policy.model.save_pretrained(folder)
         self.processor.save_pretrained(folder)
 

@@ -26,6 +26,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = command.settings
     if command.plan:
         raise SystemExit(_plan(config, command))
+    from grpo.leaving import leave_processes
+
+    status = _train(config)
+    leave_processes()
+    if status:
+        raise SystemExit(status)
+
+
+def _train(config: GrpoConfig) -> int:
+    """Build the run and go through it; returns the exit status."""
     import torch
 
     from grpo.build import build_trainer
@@ -37,13 +47,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         trainer = build_trainer(config)
     except (ValueError, OSError) as error:
         print(f"grpo.train: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        return 2
     try:
         trainer.train()
     except StoppedByAlarm as stopped:
         if trainer.accelerator.is_main_process:
             print(f"grpo.train: {stopped}", file=sys.stderr)
-        raise SystemExit(3) from None
+        return 3
+    return 0
 
 
 def _plan(config: GrpoConfig, options: PlanOptions) -> int:

@@ -197,12 +197,12 @@ if place == "rename":
         rename(source, target)
     grpo.best.os.rename = renamed
 elif place == "best":
-    write = trainer.saver.write_model
+    write = trainer.saver.write_whole_model
     def written(folder):
         write(folder)
         if trainer.step_done == step and "best" in folder.name:
             die()
-    trainer.saver.write_model = written
+    trainer.saver.write_whole_model = written
 else:
     owner = trainer.validation if place == "append" else trainer.journal
     method = getattr(owner, place)

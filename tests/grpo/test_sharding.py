@@ -112,13 +112,8 @@ def accelerator(kind: DistributedType, processes: int = 2, **plugins):
 
 
 def fsdp(**settings):
-    settings = {
-        "fsdp_version": 2,
-        "reshard_after_forward": True,
-        "cpu_ram_efficient_loading": True,
-        **settings,
-    }
-    return accelerator(DistributedType.FSDP, fsdp_plugin=settings)
+    usual = {"fsdp_version": 2, "reshard_after_forward": True, "cpu_ram_efficient_loading": True}
+    return accelerator(DistributedType.FSDP, fsdp_plugin=usual | settings)
 
 
 def test_launches_that_cannot_train():
