@@ -119,8 +119,9 @@ def check_fits_launch(state: dict, checkpoint: Path, accelerator) -> None:
         return
     raise ValueError(
         f"{checkpoint} is of {_described(before, number)} and this launch has "
-        f"{_described(now, processes)}; its optimizer state is split for that launch. Go on with the launch it was written by, or start a new "
-        f"run from its weights with model_name_or_path: {checkpoint} and another output_dir"
+        f"{_described(now, processes)}: its optimizer state is split for another launch. Go on as it was "
+        f"launched, or start a new run from its weights with model_name_or_path: {checkpoint} and another "
+        "output_dir"
     )
 
 
