@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import get_scheduler
 
 from data.corpus import Corpus
 from grpo.arguments import GrpoConfig
 from grpo.engine_build import engine_policy, engine_type, open_engine
+from grpo.launching import make_accelerator, prepare, sharding_of
 from grpo.plan import check_limits, plan_engine
+from grpo.planning.launch import SPLIT_WEIGHTS
 from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
-from grpo.trackers import accelerator_arguments, check_installed, start_trackers
+from grpo.sharding import WholePolicy, without_weights
+from grpo.trackers import check_installed, start_trackers
 from grpo.trainer import GrpoTrainer
-from grpo.update import Collate, PolicyUpdate
+from grpo.update import Collate, Lockstep, PolicyUpdate
 from grpo.validation import Validation
 from rewards import Reward, get_reward
 from rollout.build import make_judge
@@ -29,6 +34,7 @@ from rollout.rows import TrainingRow, trajectory_row, turn_rows
 from visor.env.crop import ImageCutter
 from visor.env.prompts import load_prompts
 from visor.models.base import ImageSource, PolicyClient, Sampling
+from visor.models.blank_picture import with_blank_picture
 from visor.models.features import ImageFeatures, collate_with_features, same_vision
 from visor.models.loading import Processor, load_model, load_processor, unwrap
 from visor.models.lora import (
@@ -65,7 +71,8 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     corpus.check_images()
     questions = load_training_questions(config, corpus)
     held_out = _validation_data(config, corpus, questions)
-    accelerator = _accelerator(config)
+    accelerator = make_accelerator(config)
+    _check_frozen(config, accelerator)
     # Sampling has seeds of its own; this one is of LoRA's dropout.
     set_seed(config.seed, device_specific=True)
     hub = open_hub(config, config.output_dir, lambda: accelerator.is_main_process)
@@ -84,10 +91,6 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         pages_and_questions = (held_out[0].pages(), held_out[1]) if held_out else None
         limits = plan_engine(config, processor.tokenizer, context, pages_and_questions)
         sampling_engine = open_engine(config, limits, accelerator, engine_type(config, policy))
-    client = _client(config, policy, renderer, images, sampling_engine)
-    features = (
-        client.features if isinstance(client, TransformersClient) else ImageFeatures(policy, renderer, images)
-    )
     optimizer = _optimizer(config, policy)
     scheduler = get_scheduler(
         config.lr_scheduler_type,
@@ -95,9 +98,13 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         num_warmup_steps=config.warmup,
         num_training_steps=config.max_steps,
     )
-    model, optimizer = accelerator.prepare(policy, optimizer)
+    whole, model, optimizer = _prepared(accelerator, policy, optimizer)
+    client = _client(config, whole.model, renderer, images, sampling_engine)
+    features = (
+        client.features if isinstance(client, TransformersClient) else ImageFeatures(policy, renderer, images)
+    )
     update = _update(config, accelerator, policy, model, optimizer, features)
-    validation = _validation(config, accelerator, held_out, policy, processor, reward, sampling_engine)
+    validation = _validation(config, accelerator, held_out, whole.model, processor, reward, sampling_engine)
     pushed = None
     if isinstance(client, VLLMClient):
         clients = [client, *([validation.client] if validation else [])]
@@ -119,6 +126,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         build_rows=row_builder(config, renderer, images),
         processor=processor,
         features=features,
+        policy=whole,
         auxiliary_rows=auxiliary,
         hub=hub,
     )
@@ -155,32 +163,12 @@ def row_builder(
 # ---------------------------------------------------------------- parts
 
 
-def _accelerator(config: GrpoConfig) -> Accelerator:
-    """ValueError for a launch that shards the weights: rollouts read the whole policy in every process."""
-    accelerator = Accelerator(
-        mixed_precision="bf16" if config.bf16 else None,
-        # A micro-batch without pictures leaves the vision tower without gradients.
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
-        **accelerator_arguments(config.report_to, Path(config.output_dir)),
-    )
+def _check_frozen(config: GrpoConfig, accelerator: Accelerator) -> None:
     if accelerator.num_processes > 1 and "language_model" in config.freeze:
         raise ValueError(
             "freeze names language_model: rows without pictures then have no gradient, and several processes "
             "would wait for each other's; run one process, or train the language model too"
         )
-    plugin = accelerator.state.deepspeed_plugin
-    kind = accelerator.distributed_type.value
-    if kind in ("FSDP", "MEGATRON_LM") or (plugin is not None and plugin.zero_stage > 2):
-        raise ValueError(
-            f"grpo.train needs the whole policy in every process, and {kind} shards it here; launch it with "
-            "data parallelism or with DeepSpeed ZeRO stage 1 or 2"
-        )
-    if plugin is not None:
-        rows = config.per_device_train_batch_size
-        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = rows
-        plugin.deepspeed_config["gradient_accumulation_steps"] = 1  # the loop counts for itself
-        plugin.deepspeed_config["gradient_clipping"] = config.max_grad_norm
-    return accelerator
 
 
 def _policy(config: GrpoConfig, checkpoint: Path | None, device: torch.device | None = None):
@@ -196,6 +184,29 @@ def _policy(config: GrpoConfig, checkpoint: Path | None, device: torch.device | 
         # need, and which would send every backward pass through a frozen vision tower.
         unwrap(model).disable_input_require_grads()
     return model
+
+
+def _prepared(accelerator: Accelerator, policy, optimizer) -> tuple[WholePolicy, Any, Any]:
+    """(the whole policy, the model as it trains, its optimizer)."""
+    if sharding_of(accelerator) not in SPLIT_WEIGHTS:
+        return WholePolicy(policy), *prepare(accelerator, policy, optimizer)
+    empty = without_weights(policy, accelerator.device)
+    model, optimizer = prepare(accelerator, policy, optimizer)
+    return WholePolicy(empty, trained=model), model, optimizer
+
+
+def _lockstep(accelerator: Accelerator, renderer: ChatRenderer, ready_features: bool) -> Lockstep | None:
+    """What processes that share gradients or weights piece by piece need; None for whole copies.
+    `ready_features`: the vision tower does not run in an update."""
+    sharding = sharding_of(accelerator)
+    if sharding == "none":
+        return None
+    add_picture = _unchanged if ready_features else partial(with_blank_picture, renderer=renderer)
+    return Lockstep(add_picture, splits_weights=sharding in SPLIT_WEIGHTS)
+
+
+def _unchanged(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return batch
 
 
 def _reference(config: GrpoConfig, policy, device: torch.device):
@@ -235,11 +246,12 @@ def _update(
     features: ImageFeatures,
 ) -> PolicyUpdate:
     reference = _reference(config, policy, accelerator.device)
+    shared = _shares_features(accelerator, features, reference)
     return PolicyUpdate(
         accelerator,
         model,
         optimizer,
-        _collate(accelerator.device, features, reference),
+        _collate(accelerator.device, features, shared),
         config.loss,
         reference=reference,
         micro_batch_size=config.per_device_train_batch_size,
@@ -251,12 +263,21 @@ def _update(
         max_logprob_gap=config.max_logprob_gap,
         auxiliary_weight=config.auxiliary.weight if config.auxiliary else 0.0,
         pad_id=features.renderer.pad_id,
+        lockstep=_lockstep(accelerator, features.renderer, ready_features=shared),
     )
 
 
-def _collate(device: torch.device, features: ImageFeatures, reference) -> Collate:
-    """Rows → batches. With a frozen vision tower the features that the replies were sampled under serve the
-    update too, all its rows and passes, the reference's included."""
+def _shares_features(accelerator: Accelerator, features: ImageFeatures, reference) -> bool:
+    """Whether the features that the replies were sampled under serve the update too, all its rows and passes,
+    the reference's included: the vision tower is frozen, and every process has all of it."""
+    if sharding_of(accelerator) in SPLIT_WEIGHTS or not features.frozen:
+        return False
+    # A checkpoint that was trained with its vision tower may go on without: its reference is another model.
+    return reference is None or same_vision(features.model, reference)
+
+
+def _collate(device: torch.device, features: ImageFeatures, shared: bool) -> Collate:
+    """Rows → batches; with image features in place of pixels where those are shared."""
 
     def with_pixels(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
         CLOCK.progress(_named(rows))
@@ -266,8 +287,6 @@ def _collate(device: torch.device, features: ImageFeatures, reference) -> Collat
         CLOCK.progress(_named(rows))
         return collate_with_features(rows, features, device)
 
-    # A checkpoint that was trained with its vision tower may go on without: its reference is another model.
-    shared = features.frozen and (reference is None or same_vision(features.model, reference))
     return with_features if shared else with_pixels
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from grpo.sharding import unwrap_engine, whole_parameters
 from visor.models.merging import merged_weights
 
 ADAPTED = re.compile(r"(?P<layer>.+)\.base_layer\.(?P<kind>weight|bias)")
@@ -30,7 +31,7 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     are, to the last bit. All processes must go through all of it when the weights are sharded over them.
     ValueError for an adapter of another kind.
     """
-    policy = _without_wrappers(model)
+    policy = unwrap_engine(model)
     if not hasattr(policy, "peft_config"):
         yield from whole_parameters(policy)
         return
@@ -52,18 +53,6 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if adapted["kind"] == "weight":
             value = _merged(layer, layers[layer], value, adapters)
         yield f"{layer}.{adapted['kind']}", value
-
-
-def whole_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of each parameter as the module names it, whole, detached."""
-    for name, parameter in module.named_parameters():
-        yield name, parameter.detach()
-
-
-def _without_wrappers(model: nn.Module) -> nn.Module:
-    while isinstance(getattr(model, "module", None), nn.Module):
-        model = model.module  # type: ignore[assignment]
-    return model
 
 
 def _adapted_layers(base: nn.Module) -> dict[str, nn.Module]:

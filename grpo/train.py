@@ -27,6 +27,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = command.settings
     if command.plan:
         raise SystemExit(_plan(config, command))
+    from grpo.leaving import leave_processes
+
+    status = _train(config)
+    leave_processes()
+    if status:
+        raise SystemExit(status)
+
+
+def _train(config: GrpoConfig) -> int:
+    """Build the run and go through it; returns the exit status."""
     import torch
 
     from grpo.build import build_trainer
@@ -40,16 +50,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         trainer = build_trainer(config)
     except (ValueError, OSError) as error:
         print(f"grpo.train: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        return 2
     try:
         trainer.train()
     except StoppedByAlarm as stopped:
         if trainer.accelerator.is_main_process:
             print(f"grpo.train: {stopped}", file=sys.stderr)
-        raise SystemExit(3) from None
+        return 3
     except (EngineLost, EngineFailed) as lost:
         print(f"grpo.train: {lost}; the same command goes on from the newest checkpoint", file=sys.stderr)
-        raise SystemExit(1) from None
+        return 1
+    return 0
 
 
 def _plan(config: GrpoConfig, options: PlanOptions) -> int:

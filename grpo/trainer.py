@@ -7,7 +7,8 @@ appear in the middle of a row, and a step's order of work is the subject itself.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from grpo.records import forget_after
 from grpo.sampling import GroupSampler, StepGroups
 from grpo.saving import RunSaver
 from grpo.schedule import step_items
+from grpo.sharding import WholePolicy
 from grpo.step_metrics import (
     judge_metrics,
     reward_metrics,
@@ -72,6 +74,7 @@ class GrpoTrainer:
         build_rows: BuildRows,
         processor,
         features: ImageFeatures,
+        policy: WholePolicy,
         auxiliary_rows: Sequence[TrainingRow] = (),
         validation: Validation | None = None,
         engine_policy: EnginePolicy | None = None,
@@ -89,6 +92,7 @@ class GrpoTrainer:
         self.questions = questions
         self.build_rows = build_rows
         self.features = features
+        self.policy = policy
         self.auxiliary_rows = auxiliary_rows
         self.step_done = start_step
         self.validation = validation
@@ -103,6 +107,7 @@ class GrpoTrainer:
             optimizer=optimizer,
             scheduler=scheduler,
             processor=processor,
+            policy=policy,
         )
         self.journal = Journal(config, accelerator)
         self.best = BestModel(self.output_dir, config.metric_for_best_model, config.best_is_greater)
@@ -152,16 +157,17 @@ class GrpoTrainer:
                 self.accelerator.end_training()
                 raise StoppedByAlarm(self._stop_message(stop))
         with CLOCK.running("save", "the final model"):
-            if self.accelerator.is_main_process:
-                self._write_final_model()
-                if self.hub:
-                    self.hub.finish()
+            with self.saver.model_writer() as write:
+                if self.accelerator.is_main_process:
+                    self._write_final_model(write)
+            if self.accelerator.is_main_process and self.hub:
+                self.hub.finish()
             self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
 
     def _go_on(self) -> None:
         """Forget what came after the checkpoint, and make up for a validation that was not reached."""
-        step, missing = self.step_done, False
+        step, line = self.step_done, None
         if self.accelerator.is_main_process:
             forget_after(self.output_dir, step)
             clear_leftovers(self.output_dir)
@@ -169,16 +175,16 @@ class GrpoTrainer:
             drop_old(self.output_dir, self.config.save_total_limit)
             recall(self.output_dir, step)
             self.journal.read_back()
-            if self.validation is not None and self._validates_at(step):
-                line = self.validation.line_of(step)
-                missing = line is None
-                if line and not self.best.folder.exists():  # back to an earlier step than that of the best
-                    metric = self.config.metric_for_best_model
-                    self.best.offer(step, line[metric], self._write_model, self.saved_step)
+        if self.validation is None or not self._validates_at(step):
+            return
+        if self.accelerator.is_main_process:
+            line = self.validation.line_of(step)
         with CLOCK.running("gather"):
-            missing = broadcast_object_list([missing])[0]
-        if missing:
+            line, kept = broadcast_object_list([line, self.best.folder.exists()])
+        if line is None:
             self._validate(step)
+        elif not kept:  # back to an earlier step than that of the best
+            self._offer(step, line)
 
     def train_step(self, step: int) -> dict:
         """One step; returns its line of metrics."""
@@ -233,12 +239,16 @@ class GrpoTrainer:
     def _sample(self, step: int) -> StepGroups:
         """The groups of this process's share of the step's questions."""
         self.client.policy_version = step - 1
-        with CLOCK.running("rollout", f"step {step}"):
+        with CLOCK.running("rollout", f"step {step}"), self._policy_present():
             sampled = self.sampler.sample(step, first=self.questions_drawn)
         if self.engine_policy:
             self.engine_policy.check_alive(sampled.groups)
         self.questions_drawn += sampled.drawn
         return sampled
+
+    def _policy_present(self) -> AbstractContextManager:
+        """The whole policy on each process where it samples itself; an engine has weights of its own."""
+        return nullcontext() if self.engine_policy else self.policy.present()
 
     def _auxiliary(self, step: int) -> list[TrainingRow]:
         """The step's auxiliary rows, this process's share of them."""
@@ -281,18 +291,25 @@ class GrpoTrainer:
         """Evaluate the present policy, keep it when it is the best, and log it. The line is written last: a
         run killed before it validates again."""
         assert self.validation is not None
-        with CLOCK.running("validation", f"step {step}"):
+        with CLOCK.running("validation", f"step {step}"), self._policy_present():
             line = self.validation.run(step)
+        is_best = self._offer(step, line)
         if self.accelerator.is_main_process:
-            metric = self.config.metric_for_best_model
-            write = partial(self._write_model, validation=line)
-            is_best = self.best.offer(step, line[metric], write, self.saved_step)
             self.validation.append(line)
             self.journal.report(
                 {f"eval/{name}": value for name, value in line.items() if name != "step"}, step
             )
-            print(validation_summary(line, metric, is_best), flush=True)
+            print(validation_summary(line, self.config.metric_for_best_model, is_best), flush=True)
         self.accelerator.wait_for_everyone()
+
+    def _offer(self, step: int, line: dict) -> bool:
+        """Keep the present policy where it is the best; True, on the main process, when it is."""
+        with self.saver.model_writer() as write:
+            if not self.accelerator.is_main_process:
+                return False
+            value = line[self.config.metric_for_best_model]
+            write_model = partial(self._write_with_card, write, validation=line)
+            return self.best.offer(step, value, write_model, self.saved_step)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -310,19 +327,21 @@ class GrpoTrainer:
             self.saved_step = self.step_done
             self.accelerator.wait_for_everyone()
 
-    def _write_model(self, folder: Path, validation: dict | None = None) -> None:
+    def _write_with_card(
+        self, write: Callable[[Path], None], folder: Path, validation: dict | None = None
+    ) -> None:
         """The present model with its card. `validation`: its line, where it is not recorded yet."""
-        self.saver.write_model(folder)
+        write(folder)
         write_card(folder, card_facts(self.config, self.step_done, validation))
 
-    def _write_final_model(self) -> None:
+    def _write_final_model(self, write: Callable[[Path], None]) -> None:
         """The last step's model into `output_dir`, or the best one's where it is asked for."""
         if self.config.load_best_model_at_end:
             if self.best.copy_model(self.output_dir):
                 return
             metric = self.config.metric_for_best_model
             print(f"no validation had a {metric}: the final model is the last one", flush=True)
-        self._write_model(self.output_dir)
+        self._write_with_card(write, self.output_dir)
 
     def load_state(self, checkpoint: Path) -> None:
         """Go on from a checkpoint whose weights are loaded already; see `RunSaver.load`."""

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather_object
 from torch import Tensor
 
 from grpo.batch import PolicyRow
@@ -22,6 +22,19 @@ from visor.models.tensors import forward_logprobs
 
 Collate = Callable[[Sequence[TrainingRow]], dict[str, Tensor]]
 """Rows → a padded batch on the training device."""
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """Processes that exchange gradients or weights layer by layer (DeepSpeed, FSDP) must all run the same
+    layers equally often: one that does not leaves the others waiting for it."""
+
+    add_picture: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    """A batch, with a picture without influence where it has none, so that it runs the vision tower. It is
+    needed even where no process has one: of parameters without a gradient ZeRO-3 applies that of the update
+    before."""
+    splits_weights: bool
+    """True: a forward pass without gradient, too, is one of all processes."""
 
 
 @dataclass
@@ -81,6 +94,7 @@ class PolicyUpdate:
         max_logprob_gap: float | None = None,
         auxiliary_weight: float = 0.0,
         pad_id: int = 0,
+        lockstep: Lockstep | None = None,
     ) -> None:
         self.accelerator = accelerator
         self.model = model
@@ -95,6 +109,7 @@ class PolicyUpdate:
         self.exact_context = exact_context
         self.max_logprob_gap = max_logprob_gap
         self.auxiliary_weight = auxiliary_weight
+        self.lockstep = lockstep
         # Stands in for rows on a process that has fewer micro-batches than the others; its weight is 0.
         self.empty_row = TrainingRow(input_ids=[pad_id] * 2, loss_mask=[0, 1])
 
@@ -136,6 +151,7 @@ class PolicyUpdate:
                 # Processes average their gradients, but the coefficients are shares of one global sum.
                 self._backward(loss * self.accelerator.num_processes)
             total += loss.item()
+        self._fill_gradients()
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -143,9 +159,18 @@ class PolicyUpdate:
         report.grad_norm.append(float(norm) if norm is not None else 0.0)
         return True
 
+    def _fill_gradients(self) -> None:
+        """Parameters that no row reaches (the vision tower's, without pictures) have the gradient 0, as under
+        DeepSpeed: an optimizer's momentum then does not depend on the launch."""
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            return
+        for parameter in self.model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
     def _batch_loss(self, batch_rows, coefficients, old, report: UpdateReport, measure_gap: bool) -> Tensor:
         report.padding.add([item.row for item in batch_rows])
-        batch = self.collate([item.row for item in batch_rows])
+        batch = self._batch([item.row for item in batch_rows])
         logprobs, entropy = forward_logprobs(self.model, batch, entropy=True)
         reference = None
         if self.reference is not None:
@@ -196,11 +221,13 @@ class PolicyUpdate:
         share of this process's rows in that mean. `total_tokens`: trained tokens on all processes."""
         factor = self.auxiliary_weight * self.accelerator.num_processes  # processes average their gradients
         value = 0.0
-        for part in self.micro_batches.split(rows, lambda row: len(row.input_ids)):
-            report.padding.add(part)
-            batch = self.collate(part)
+        parts = self.micro_batches.split(rows, lambda row: len(row.input_ids))
+        for part in self._filled_up(parts) if self.lockstep else parts:
+            if part:
+                report.padding.add(part)
+            batch = self._batch(part or [self.empty_row])
             with self._synchronised(False):
-                loss = -forward_logprobs(self.model, batch).sum() / total_tokens
+                loss = -forward_logprobs(self.model, batch).sum() / total_tokens * bool(part)
                 self._backward(loss * factor)
             value += loss.item()
         return value
@@ -209,6 +236,17 @@ class PolicyUpdate:
         # Rows without pictures have no gradient where the language model is frozen.
         if loss.requires_grad:
             self.accelerator.backward(loss)
+
+    # ------------------------------------------------------------ processes in step
+
+    def _batch(self, rows: Sequence[TrainingRow]) -> dict[str, Tensor]:
+        batch = self.collate(rows)
+        return self.lockstep.add_picture(batch) if self.lockstep else batch
+
+    @staticmethod
+    def _filled_up(parts: list[list]) -> list[list]:
+        """With empty parts to as many as the process with the most has."""
+        return parts + [[]] * (max(gather_object([len(parts)])) - len(parts))
 
     # ------------------------------------------------------------ splitting and weighing
 
@@ -241,9 +279,8 @@ class PolicyUpdate:
         """Rows that have a gradient, longest first, in micro-batches; as many on every process, none when no
         process has such a row."""
         active = [item for item in rows if coefficients[id(item)] and self._has_gradient(item)]
-        batches = self.micro_batches.split(active, _length)
-        count = max(gather_object([len(batches)]))
-        return batches + [self._padding(coefficients)] * (count - len(batches))
+        parts = self._filled_up(self.micro_batches.split(active, _length))
+        return [part or self._padding(coefficients) for part in parts]
 
     def _padding(self, coefficients: dict[int, float]) -> list[PolicyRow]:
         """A micro-batch without a gradient, entered into the coefficients with weight 0."""
@@ -261,8 +298,11 @@ class PolicyUpdate:
         scored = {}
         model = self.accelerator.unwrap_model(self.model)
         model.eval()
-        for part in self.micro_batches.split(rows, _length):
-            batch = self.collate([item.row for item in part])
+        parts = self.micro_batches.split(rows, _length)
+        if self.lockstep is not None and self.lockstep.splits_weights:
+            parts = self._filled_up(parts)
+        for part in parts:
+            batch = self._batch([item.row for item in part] or [self.empty_row])
             with torch.no_grad(), self.accelerator.autocast():
                 logprobs = forward_logprobs(model, batch)
             for item, values in zip(part, logprobs):

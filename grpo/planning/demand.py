@@ -75,7 +75,9 @@ def gpu_demand(
         longest_row=longest,
         typical_row=typical,
         how=how,
-        bytes_a_sampled_token=_slope(config, shape, how, longest, max(context.page_tokens, context.crop_tokens)),
+        bytes_a_sampled_token=_slope(
+            config, shape, how, longest, max(context.page_tokens, context.crop_tokens)
+        ),
     )
 
 
@@ -189,8 +191,8 @@ def memory_findings(
         found.append(
             Finding(
                 "warning",
-                "rollouts read the whole policy in every process, so sharded weights are gathered for them "
-                f"({gib(demand.longest.gathered)})",
+                "rollouts read the whole policy in every process, so each makes a whole copy of the sharded "
+                f"weights for them ({gib(demand.longest.gathered)})",
             )
         )
     if launch.world_size > config.questions_per_step:

@@ -13,8 +13,11 @@ import yaml
 
 Sharding = Literal["none", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp_grad_op"]
 """none: whole copies (data parallel). zero0–zero3: stages of DeepSpeed ZeRO. fsdp: weights, gradients and
-optimizer sharded. fsdp_grad_op: gradients and optimizer only."""
+optimizer sharded. fsdp_grad_op: the weights only outside of updates."""
 
+SPLIT_WEIGHTS: tuple[Sharding, ...] = ("zero3", "fsdp", "fsdp_grad_op")
+"""No process holds the whole policy between steps. FSDP holds pieces even where it keeps the gathered weights
+from a forward pass to its backward pass."""
 NAMES = {
     "none": "data parallel",
     "zero0": "DeepSpeed ZeRO-0",
@@ -22,7 +25,7 @@ NAMES = {
     "zero2": "DeepSpeed ZeRO-2",
     "zero3": "DeepSpeed ZeRO-3",
     "fsdp": "FSDP, weights sharded",
-    "fsdp_grad_op": "FSDP, gradients and optimizer sharded",
+    "fsdp_grad_op": "FSDP, weights gathered in updates",
 }
 
 
@@ -49,7 +52,7 @@ class Launch:
 
     @property
     def shards_weights(self) -> bool:
-        return self.sharding in ("zero3", "fsdp")
+        return self.sharding in SPLIT_WEIGHTS
 
 
 def find_launch(

@@ -46,7 +46,7 @@ class Memory:
     features: int
     """Image features kept between calls, at most."""
     gathered: int
-    """Weights that sharded training brings together for rollouts."""
+    """The whole copy of split weights that rollouts sample from, in the type the policy was loaded in."""
     runtime: int = RUNTIME
     engine: int = 0
     """A colocated engine's share while it samples, its weights and key-value cache included."""
@@ -107,34 +107,35 @@ def _deepspeed(parameters: Parameters, launch: Launch, bf16: bool) -> Static:
     optimizer = 3 * FLOAT32 * parameters.trained
     gradients = (FLOAT32 if stage == 0 else each) * parameters.trained
     bucket = each * min(DEEPSPEED_BUCKET, parameters.trained) if stage else gradients
-    gathered = 0
     if stage == 3:
-        gathered = weights - weights // size
         bucket += each * min(LIVE_PARAMETERS, parameters.number)
     return Static(
         weights=0 if launch.weights_on_cpu else weights // (size if stage == 3 else 1),
         gradients=gradients // (size if stage >= 2 else 1),
         optimizer=0 if launch.optimizer_on_cpu else optimizer // (size if stage >= 1 else 1),
         communication=bucket,
-        gathered=weights if launch.weights_on_cpu else gathered,
+        gathered=parameters.bytes if stage == 3 else 0,
     )
 
 
 def _fsdp(parameters: Parameters, launch: Launch, bf16: bool) -> Static:
     """Accelerate holds the trained parameters in float32 under mixed precision; layers are gathered in the
-    type they compute in, two at a time, beside what lies outside the layers."""
+    type they compute in, two at a time, beside what lies outside the layers; all of them without resharding
+    after the forward pass."""
     size = launch.world_size
     trained = FLOAT32 * parameters.trained if bf16 else parameters.trained_bytes
     whole = trained + parameters.frozen_bytes
     each = 2 if bf16 else max(parameters.bytes // parameters.number, 1)
     sharded = launch.sharding == "fsdp"
-    live = each * (2 * parameters.largest_layer + parameters.outside_layers)
+    live = each * parameters.number
+    if sharded:
+        live = each * (2 * parameters.largest_layer + parameters.outside_layers)
     return Static(
-        weights=0 if launch.weights_on_cpu else whole // (size if sharded else 1),
+        weights=0 if launch.weights_on_cpu else whole // size,
         gradients=trained // size,
         optimizer=0 if launch.optimizer_on_cpu else 2 * trained // size,
         communication=live + 2 * each * parameters.largest_layer,
-        gathered=whole if launch.weights_on_cpu else whole - whole // size if sharded else 0,
+        gathered=parameters.bytes,
     )
 
 

@@ -79,8 +79,8 @@ world, out = Path(sys.argv[2]), Path(sys.argv[3])
 trainer = build_trainer(GrpoConfig(**grpo_settings(world, out, max_steps=4, save_steps=2)))
 trainer.engine.scorer = spread_reward
 write = trainer.saver.write_checkpoint
-def die_in_second_checkpoint(folder, step, questions_drawn):
-    write(folder, step, questions_drawn)
+def die_in_second_checkpoint(folder, step, *rest):
+    write(folder, step, *rest)
     if step == 4:
         os.kill(os.getpid(), signal.SIGKILL)
 trainer.saver.write_checkpoint = die_in_second_checkpoint

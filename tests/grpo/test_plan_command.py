@@ -169,8 +169,8 @@ def test_what_does_not_fit_80_gib():
 def test_sharding_further_takes_less_and_gathers_for_rollouts():
     two, three = paper_plan(), paper_plan(plan_zero_stage=3)
     assert three.demand.longest.weights == two.demand.longest.weights // 8
-    assert three.demand.longest.gathered == two.demand.longest.weights - three.demand.longest.weights
-    assert any("gathered" in finding.text for finding in three.findings)
+    assert three.demand.longest.gathered == two.demand.longest.weights
+    assert any("whole copy" in finding.text for finding in three.findings)
 
 
 # ---------------------------------------------------------------- what it refuses

@@ -12,6 +12,9 @@ LAUNCHES = Path(__file__).parents[2] / "configs" / "accelerate"
 
 def test_the_shipped_launch_files():
     assert read_launch_file(LAUNCHES / "zero2.yaml") == Launch(8, "zero2", bf16=True)
+    assert read_launch_file(LAUNCHES / "zero3.yaml") == Launch(8, "zero3", bf16=True)
+    assert read_launch_file(LAUNCHES / "fsdp.yaml") == Launch(8, "fsdp", bf16=True)
+    assert read_launch_file(LAUNCHES / "cpu2_fsdp.yaml") == Launch(2, "fsdp", bf16=False)
     assert read_launch_file(LAUNCHES / "gpu8.yaml") == Launch(8, "none", bf16=True)
     assert read_launch_file(LAUNCHES / "cpu2.yaml") == Launch(2, "none", bf16=False)
 

@@ -124,7 +124,7 @@ def test_a_killed_run_goes_on(world, tmp_path, settings):
 
 @pytest.fixture
 def server(slide_policy):
-    sys.path.insert(0, str(ROOT / "tests" / "visor" / "models"))
+    sys.path.insert(0, str(ROOT / "tests"))
     from engine_process import EngineProcess
 
     started = EngineProcess(

@@ -116,6 +116,10 @@ class ReferencePolicy:
         """`model`: with adapters, unwrapped; `add_reference` has been called where there was a first one."""
         self.model = model
 
+    def get_base_model(self):
+        """The model without adapters, under PEFT's name for it."""
+        return self.model.get_base_model()
+
     def __call__(self, **inputs):
         with reference_weights(self.model):
             return self.model(**inputs)
