@@ -107,7 +107,7 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     validation = _validation(config, accelerator, held_out, whole.model, processor, reward, sampling_engine)
     pushed = None
     if isinstance(client, VLLMClient):
-        clients = [client, *([validation.client] if validation else [])]
+        clients = [c for c in (client, validation and validation.client) if isinstance(c, VLLMClient)]
         pushed = engine_policy(config, clients, model, accelerator, questions[0], update.collate)
     trainer = GrpoTrainer(
         config,

@@ -35,7 +35,7 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     if not hasattr(policy, "peft_config"):
         yield from whole_parameters(policy)
         return
-    base = policy.get_base_model()
+    base: nn.Module = policy.get_base_model()  # type: ignore[operator]
     if any(type(parameter).__name__ in QUANTISED for parameter in base.parameters()):
         yield from merged_weights(policy)  # type: ignore[misc]
         return

@@ -87,4 +87,4 @@ def _split_again(model: nn.Module) -> None:
     """FSDP leaves outer parts gathered after a forward pass that no backward pass follows."""
     for module in model.modules():
         if hasattr(module, "reshard"):
-            module.reshard()
+            module.reshard()  # type: ignore[operator]

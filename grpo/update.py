@@ -102,7 +102,7 @@ class PolicyUpdate:
         self.collate = collate
         self.settings = settings
         self.reference = reference
-        self.micro_batches = MicroBatching(micro_batch_size, max_tokens_per_micro_batch)
+        self.micro_batches: MicroBatching = MicroBatching(micro_batch_size, max_tokens_per_micro_batch)
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.num_iterations = num_iterations
         self.max_grad_norm = max_grad_norm

@@ -124,10 +124,6 @@ class ReferencePolicy:
         with reference_weights(self.model):
             return self.model(**inputs)
 
-    def get_base_model(self):
-        """The model under the adapters, as PEFT names it."""
-        return self.model.get_base_model()
-
 
 def one_base_suffices(path: str | Path | None) -> bool:
     """Whether policy and reference can share the base weights. `path`: the adapter a run starts from; None

@@ -57,7 +57,7 @@ class RemoteEngine:
     ):
         self.url, self.model = url.rstrip("/"), str(model)
         self._waits = waits
-        self._settings = {"timeout": httpx2.Timeout(timeout, pool=None), "trust_env": False}
+        self._settings: dict[str, Any] = {"timeout": httpx2.Timeout(timeout, pool=None), "trust_env": False}
         self._settings["limits"] = httpx2.Limits(max_connections=None)
         self._client = httpx2.Client(**self._settings)
         self._loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

@@ -117,11 +117,14 @@ def test_wrong_weights_and_what_is_no_safetensors_change_nothing(remote, server,
 
 
 def test_no_push_while_a_request_runs_and_a_client_that_goes_ends_its_request(remote, state):
+    async def push_until_busy():
+        while True:
+            await asyncio.to_thread(remote.load_weights, state.items())
+
     async def run():
         waiting = asyncio.create_task(remote.generate(PROMPT, EngineSampling(max_tokens=1, seed=15)))
         with pytest.raises(EngineBusy, match="requests run"):
-            while True:
-                await asyncio.to_thread(remote.load_weights, state.items())
+            await push_until_busy()
         waiting.cancel()
         for _ in range(100):
             await asyncio.sleep(0.05)
