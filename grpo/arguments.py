@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from grpo.advantage import ScaleRewards
 from grpo.alarms import NAMES, AlarmsConfig
+from grpo.engine_options import EngineOptions
 from grpo.figures import FIGURES, LOWER_IS_BETTER, pass_figures
 from grpo.loss import ImportanceSamplingLevel, LossSettings, LossType
 from rollout.build import JudgeOptions
@@ -30,7 +31,7 @@ class AuxiliaryConfig(Config):
     """The last step the loss is added in; null: all of them."""
 
 
-class GrpoConfig(ModelOptions, HubOptions):
+class GrpoConfig(ModelOptions, HubOptions, EngineOptions):
     output_dir: str
     corpus: str
     """Corpus folder."""

@@ -12,7 +12,8 @@ from transformers import get_scheduler
 
 from data.corpus import Corpus
 from grpo.arguments import GrpoConfig
-from grpo.plan import check_limits
+from grpo.engine_build import engine_policy, engine_type, open_engine
+from grpo.plan import check_limits, plan_engine
 from grpo.questions import load_training_questions, load_validation_questions
 from grpo.resume import find_checkpoint, write_run_config
 from grpo.trackers import accelerator_arguments, check_installed, start_trackers
@@ -41,9 +42,12 @@ from visor.models.lora import (
 from visor.models.precision import device_facts, with_device_defaults
 from visor.models.quantisation import quantisation_config
 from visor.models.rendering import ChatRenderer
+from visor.models.sampling_engine import SamplingEngine
 from visor.models.tensors import collate, to_device
 from visor.models.transformers import TransformersClient
+from visor.models.vllm import VLLMClient
 from visor.retrieval.index import index_path, open_index
+from visor.stage_clock import CLOCK
 from visor.systems.visor import VisorSystem
 from visor.types import Question, Trajectory
 
@@ -68,14 +72,22 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
     if accelerator.is_main_process:
         write_run_config(config)
     processor = load_processor(config.model_name_or_path)
-    check_limits(
+    context = check_limits(
         config, processor.tokenizer, corpus.pages(), questions, quiet=not accelerator.is_main_process
     )
     renderer = processor.renderer()
     images = ChatImages(ImageCutter(corpus))
     auxiliary = _auxiliary_rows(config, renderer, images)
     policy = _policy(config, checkpoint, accelerator.device)
-    client = _client(config, policy, renderer, images)
+    sampling_engine = None
+    if config.use_vllm:
+        pages_and_questions = (held_out[0].pages(), held_out[1]) if held_out else None
+        limits = plan_engine(config, processor.tokenizer, context, pages_and_questions)
+        sampling_engine = open_engine(config, limits, accelerator, engine_type(config, policy))
+    client = _client(config, policy, renderer, images, sampling_engine)
+    features = (
+        client.features if isinstance(client, TransformersClient) else ImageFeatures(policy, renderer, images)
+    )
     optimizer = _optimizer(config, policy)
     scheduler = get_scheduler(
         config.lr_scheduler_type,
@@ -84,26 +96,40 @@ def build_trainer(config: GrpoConfig) -> GrpoTrainer:
         num_training_steps=config.max_steps,
     )
     model, optimizer = accelerator.prepare(policy, optimizer)
+    update = _update(config, accelerator, policy, model, optimizer, features)
+    validation = _validation(config, accelerator, held_out, policy, processor, reward, sampling_engine)
+    pushed = None
+    if isinstance(client, VLLMClient):
+        clients = [client, *([validation.client] if validation else [])]
+        pushed = engine_policy(config, clients, model, accelerator, questions[0], update.collate)
     trainer = GrpoTrainer(
         config,
         accelerator=accelerator,
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        update=_update(config, accelerator, policy, model, optimizer, client.features),
+        update=update,
         engine=_engine(
             config, corpus, client, images, reward, index=config.index, temperature=config.temperature
         ),
-        validation=_validation(config, accelerator, held_out, policy, processor, reward),
+        validation=validation,
+        engine_policy=pushed,
         client=client,
         questions=questions,
         build_rows=row_builder(config, renderer, images),
         processor=processor,
+        features=features,
         auxiliary_rows=auxiliary,
         hub=hub,
     )
     if checkpoint:
         trainer.load_state(checkpoint)
+    if pushed:
+        try:
+            pushed.start(trainer.step_done)
+        except BaseException:
+            pushed.close()
+            raise
     settings = config.model_dump(mode="json")
     start_trackers(accelerator, config.report_to, settings, Path(config.output_dir), step=trainer.step_done)
     return trainer
@@ -137,6 +163,11 @@ def _accelerator(config: GrpoConfig) -> Accelerator:
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         **accelerator_arguments(config.report_to, Path(config.output_dir)),
     )
+    if accelerator.num_processes > 1 and "language_model" in config.freeze:
+        raise ValueError(
+            "freeze names language_model: rows without pictures then have no gradient, and several processes "
+            "would wait for each other's; run one process, or train the language model too"
+        )
     plugin = accelerator.state.deepspeed_plugin
     kind = accelerator.distributed_type.value
     if kind in ("FSDP", "MEGATRON_LM") or (plugin is not None and plugin.zero_stage > 2):
@@ -228,9 +259,11 @@ def _collate(device: torch.device, features: ImageFeatures, reference) -> Collat
     update too, all its rows and passes, the reference's included."""
 
     def with_pixels(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
+        CLOCK.progress(_named(rows))
         return to_device(collate(rows, features.renderer, features.images), device)
 
     def with_features(rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
+        CLOCK.progress(_named(rows))
         return collate_with_features(rows, features, device)
 
     # A checkpoint that was trained with its vision tower may go on without: its reference is another model.
@@ -238,8 +271,17 @@ def _collate(device: torch.device, features: ImageFeatures, reference) -> Collat
     return with_features if shared else with_pixels
 
 
-def _client(config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSource) -> TransformersClient:
-    """Samples from the very weights that are trained."""
+def _named(rows: Sequence[TrainingRow]) -> str:
+    """Each micro-batch passes through its collation, so a long update shows progress there."""
+    return f"{len(rows)} rows, the first of {rows[0].trajectory or 'padding'}"
+
+
+def _client(
+    config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSource, engine: SamplingEngine | None
+) -> TransformersClient | VLLMClient:
+    """Samples from the very weights that are trained, or from the engine that is given them."""
+    if engine is not None:
+        return VLLMClient(engine, renderer, images, name=Path(config.model_name_or_path).name)
     prompt = config.max_prompt_length
     return TransformersClient(
         model,
@@ -248,6 +290,7 @@ def _client(config: GrpoConfig, model, renderer: ChatRenderer, images: ImageSour
         max_context=None if prompt is None else prompt + config.max_completion_length,
         batch_size=config.rollout_batch_size,
         name=Path(config.model_name_or_path).name,
+        bf16=bool(config.bf16),
     )
 
 
@@ -288,13 +331,15 @@ def _validation(
     policy,
     processor: Processor,
     reward: Reward,
+    sampling_engine: SamplingEngine | None,
 ) -> Validation | None:
     """A client of its own, so that no page of another corpus is taken for one of training."""
     if data is None:
         return None
     corpus, questions = data
     images = ImageCutter(corpus)
-    client = _client(config, policy, processor.renderer(cache_bytes=VALIDATION_CACHE_BYTES), images)
+    renderer = processor.renderer(cache_bytes=VALIDATION_CACHE_BYTES)
+    client = _client(config, policy, renderer, images, sampling_engine)
     temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
     index = config.eval_index or (None if config.eval_corpus else config.index)
     engine = _engine(config, corpus, client, images, reward, index=index, temperature=temperature)

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 from rollout.rows import TrainingRow
 
 Item = TypeVar("Item")
+MOST_PADDING = 0.1
+"""Share of a pass's tokens that may be padding: rows that would bring more get a pass of their own."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class MicroBatching(Generic[Item]):
     """How the rows of an update are cut into forward and backward passes."""
 
     rows: int
-    """Most rows of a pass."""
+    """Most rows of a pass. It has fewer where more would be padding by over `MOST_PADDING`."""
     max_tokens: int | None = None
     """Most tokens of a pass, padding included; a longer row has a pass of its own. None: any number."""
 
@@ -24,15 +26,17 @@ class MicroBatching(Generic[Item]):
         """All items, longest first, so that neighbours need little padding."""
         batches: list[list[Item]] = []
         for item in sorted(items, key=length, reverse=True):
-            if not batches or self._is_full(len(batches[-1]), length(batches[-1][0])):
+            if not batches or not self._takes([*map(length, batches[-1]), length(item)]):
                 batches.append([])
             batches[-1].append(item)
         return batches
 
-    def _is_full(self, count: int, longest: int) -> bool:
-        if count == self.rows:
-            return True
-        return self.max_tokens is not None and (count + 1) * longest > self.max_tokens
+    def _takes(self, lengths: Sequence[int]) -> bool:
+        """Whether a pass may have rows of these lengths, the longest first."""
+        tokens = len(lengths) * lengths[0]
+        if len(lengths) > self.rows or (self.max_tokens is not None and tokens > self.max_tokens):
+            return False
+        return sum(lengths) >= (1 - MOST_PADDING) * tokens
 
 
 @dataclass

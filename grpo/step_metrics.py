@@ -15,9 +15,10 @@ from rewards.judge import Judge
 from rollout.metrics import headline
 from rollout.results import ResultRow
 
-STAGES = ("encode", "retrieve", "crop", "decode", "judge", "update")
+STAGES = ("encode", "retrieve", "crop", "decode", "judge", "update", "push")
 """encode: contexts to ids, pictures to features; retrieve: searches; crop: reading pages and cutting them;
-decode: sampling replies; judge: at least one trajectory waits for its score; update: the optimization."""
+decode: sampling replies; judge: at least one trajectory waits for its score; update: the optimization; push:
+the new weights on their way to the engine, and the gap to it."""
 
 
 def reward_metrics(results: Sequence[ResultRow]) -> dict:
@@ -83,9 +84,9 @@ def judge_metrics(judge: Judge) -> dict:
 
 
 def step_seconds(laps: Mapping[str, float], stages: Mapping[str, float]) -> dict:
-    """The time of a step: its laps one after the other (rollout, rows, record, update) and their total; under
-    `stages` the seconds of encode, retrieve, crop, decode, judge and update, and under `shares` what part of
-    the total each is. Of the main process. Stages of different threads may run side by side, so that the
+    """The time of a step: its laps one after the other (rollout, rows, record, update, push) and their total;
+    under `stages` the seconds of each of `STAGES`, and under `shares` what part of the total each is. Of the
+    main process. Stages of different threads may run side by side, so that the
     shares can add up to more than 1; what is in none of them is bookkeeping and waiting."""
     total = sum(laps.values())
     seconds = {stage: round(stages.get(stage, 0.0), 4) for stage in STAGES}

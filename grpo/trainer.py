@@ -20,6 +20,7 @@ from grpo.behaviour import behaviour_metrics
 from grpo.best import BestModel, recall
 from grpo.card import card_facts
 from grpo.checkpoint import clear_leftovers, drop_after, drop_old
+from grpo.engine_policy import EnginePolicy
 from grpo.journal import Journal
 from grpo.records import forget_after
 from grpo.sampling import GroupSampler, StepGroups
@@ -37,11 +38,14 @@ from grpo.step_metrics import (
 from grpo.stopwatch import Stopwatch
 from grpo.update import PolicyUpdate
 from grpo.validation import Validation
+from grpo.watch import run_watchdog
 from rollout.engine import RolloutEngine
 from rollout.model_card import write_card
 from rollout.model_hub import ModelHub
 from rollout.rows import TrainingRow
+from visor.models.features import ImageFeatures
 from visor.models.transformers import TransformersClient
+from visor.models.vllm import VLLMClient
 from visor.stage_clock import CLOCK
 from visor.types import Question, derive_seed
 
@@ -63,12 +67,14 @@ class GrpoTrainer:
         scheduler,
         update: PolicyUpdate,
         engine: RolloutEngine,
-        client: TransformersClient,
+        client: TransformersClient | VLLMClient,
         questions: Sequence[Question],
         build_rows: BuildRows,
         processor,
+        features: ImageFeatures,
         auxiliary_rows: Sequence[TrainingRow] = (),
         validation: Validation | None = None,
+        engine_policy: EnginePolicy | None = None,
         hub: ModelHub | None = None,
         start_step: int = 0,
     ) -> None:
@@ -82,9 +88,12 @@ class GrpoTrainer:
         self.client = client
         self.questions = questions
         self.build_rows = build_rows
+        self.features = features
         self.auxiliary_rows = auxiliary_rows
         self.step_done = start_step
         self.validation = validation
+        self.engine_policy = engine_policy
+        """Keeps the engine that rollouts sample from at the policy; None: they sample from the policy."""
         self.hub = hub
         self.output_dir = Path(config.output_dir)
         self.saver = RunSaver(
@@ -116,15 +125,25 @@ class GrpoTrainer:
     def train(self) -> None:
         """Run the remaining steps, then write the final model into `output_dir`.
 
-        StoppedByAlarm, after a checkpoint, when an alarm of `stop_on_alarm` is raised.
+        StoppedByAlarm, after a checkpoint, when an alarm of `stop_on_alarm` is raised. A stage that hangs
+        ends the process (`stage_timeout`).
         """
+        with run_watchdog(self.config, self.accelerator.process_index, self.accelerator.num_processes):
+            try:
+                self._train()
+            finally:
+                if self.engine_policy:
+                    self.engine_policy.close()
+
+    def _train(self) -> None:
         self._go_on()
         for step in range(self.step_done + 1, self.config.max_steps + 1):
             metrics = self.train_step(step)
             self.step_done = step
             raised = self.journal.watch(metrics)
             self.journal.log(metrics)
-            stop = self._sound(raised)
+            with CLOCK.running("gather"):
+                stop = self._sound(raised)
             if step % self.config.save_steps == 0 or step == self.config.max_steps or stop:
                 self.save()
             if self._validates_at(step):
@@ -132,11 +151,12 @@ class GrpoTrainer:
             if stop:
                 self.accelerator.end_training()
                 raise StoppedByAlarm(self._stop_message(stop))
-        if self.accelerator.is_main_process:
-            self._write_final_model()
-            if self.hub:
-                self.hub.finish()
-        self.accelerator.wait_for_everyone()
+        with CLOCK.running("save", "the final model"):
+            if self.accelerator.is_main_process:
+                self._write_final_model()
+                if self.hub:
+                    self.hub.finish()
+            self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
 
     def _go_on(self) -> None:
@@ -155,7 +175,9 @@ class GrpoTrainer:
                 if line and not self.best.folder.exists():  # back to an earlier step than that of the best
                     metric = self.config.metric_for_best_model
                     self.best.offer(step, line[metric], self._write_model, self.saved_step)
-        if broadcast_object_list([missing])[0]:
+        with CLOCK.running("gather"):
+            missing = broadcast_object_list([missing])[0]
+        if missing:
             self._validate(step)
 
     def train_step(self, step: int) -> dict:
@@ -166,19 +188,24 @@ class GrpoTrainer:
         groups = sampled.groups
         watch.lap("rollout")
         config = self.config
+        with CLOCK.running("gather"):
+            batch_rewards = gather_object(rewards_to_scale_by(groups, config.filter_zero_std_groups))
         rows = rows_of_groups(
             groups,
             self.build_rows,
             max_length=config.max_length,
             scale_rewards=config.scale_rewards,
-            batch_rewards=gather_object(rewards_to_scale_by(groups, config.filter_zero_std_groups)),
+            batch_rewards=batch_rewards,
             mask_truncated_completions=config.mask_truncated_completions,
             filter_zero_std_groups=config.filter_zero_std_groups,
         )
         watch.lap("rows")
-        results = self.journal.record(step, groups)
-        self.journal.record_highlights(step, groups)
+        with CLOCK.running("gather"):
+            results = self.journal.record(step, groups)
+            self.journal.record_highlights(step, groups)
         watch.lap("record")
+        if self.engine_policy:
+            self.engine_policy.rest()
         rate = self.scheduler.get_last_lr()[0]
         seed = derive_seed(self.config.seed, "updates", step)
         with CLOCK.running("update"):
@@ -188,11 +215,14 @@ class GrpoTrainer:
             warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
             self.scheduler.step()
         watch.lap("update")
+        gap = self.engine_policy.refresh(step) if self.engine_policy else {}
+        watch.lap("push")
         return {
             "step": step,
             **reward_metrics(results),
             **behaviour_metrics(groups),
             **update_metrics(report, self.update.reference is not None),
+            **gap,
             **row_metrics(rows),
             **sampling_metrics(sampled),
             **judge_metrics(self.engine.judge),
@@ -203,7 +233,10 @@ class GrpoTrainer:
     def _sample(self, step: int) -> StepGroups:
         """The groups of this process's share of the step's questions."""
         self.client.policy_version = step - 1
-        sampled = self.sampler.sample(step, first=self.questions_drawn)
+        with CLOCK.running("rollout", f"step {step}"):
+            sampled = self.sampler.sample(step, first=self.questions_drawn)
+        if self.engine_policy:
+            self.engine_policy.check_alive(sampled.groups)
         self.questions_drawn += sampled.drawn
         return sampled
 
@@ -248,7 +281,8 @@ class GrpoTrainer:
         """Evaluate the present policy, keep it when it is the best, and log it. The line is written last: a
         run killed before it validates again."""
         assert self.validation is not None
-        line = self.validation.run(step)
+        with CLOCK.running("validation", f"step {step}"):
+            line = self.validation.run(step)
         if self.accelerator.is_main_process:
             metric = self.config.metric_for_best_model
             write = partial(self._write_model, validation=line)
@@ -266,14 +300,15 @@ class GrpoTrainer:
         """Write `checkpoint-<step>`: a loadable model folder and what is needed to go on from it."""
         # A run that goes on from here has no image features, and their last bits depend on what is computed
         # together.
-        self.client.clear_cache()
-        self.saver.save(self.step_done, self.questions_drawn)
-        if self.accelerator.is_main_process:
-            self.best.settle(self.step_done)
-            if self.hub:
-                self.hub.saved(self.output_dir / f"checkpoint-{self.step_done}", self.step_done)
-        self.saved_step = self.step_done
-        self.accelerator.wait_for_everyone()
+        self.features.clear()
+        with CLOCK.running("save", f"checkpoint-{self.step_done}"):
+            self.saver.save(self.step_done, self.questions_drawn)
+            if self.accelerator.is_main_process:
+                self.best.settle(self.step_done)
+                if self.hub:
+                    self.hub.saved(self.output_dir / f"checkpoint-{self.step_done}", self.step_done)
+            self.saved_step = self.step_done
+            self.accelerator.wait_for_everyone()
 
     def _write_model(self, folder: Path, validation: dict | None = None) -> None:
         """The present model with its card. `validation`: its line, where it is not recorded yet."""

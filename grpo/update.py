@@ -134,7 +134,7 @@ class PolicyUpdate:
             with self._synchronised(index == len(batches) - 1):
                 loss = self._batch_loss(batch, coefficients, old, report, measure_gap)
                 # Processes average their gradients, but the coefficients are shares of one global sum.
-                self.accelerator.backward(loss * self.accelerator.num_processes)
+                self._backward(loss * self.accelerator.num_processes)
             total += loss.item()
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
         self.optimizer.step()
@@ -201,9 +201,14 @@ class PolicyUpdate:
             batch = self.collate(part)
             with self._synchronised(False):
                 loss = -forward_logprobs(self.model, batch).sum() / total_tokens
-                self.accelerator.backward(loss * factor)
+                self._backward(loss * factor)
             value += loss.item()
         return value
+
+    def _backward(self, loss: Tensor) -> None:
+        # Rows without pictures have no gradient where the language model is frozen.
+        if loss.requires_grad:
+            self.accelerator.backward(loss)
 
     # ------------------------------------------------------------ splitting and weighing
 

@@ -15,6 +15,8 @@ from rollout.analyses.samples import mean_pass_at_k
 from rollout.engine import EpisodeJob, RolloutEngine
 from rollout.results import result_row
 from visor.models.transformers import TransformersClient
+from visor.models.vllm import VLLMClient
+from visor.stage_clock import CLOCK
 from visor.types import Question, Trajectory, derive_seed
 
 
@@ -29,7 +31,7 @@ class Validation:
     def __init__(
         self,
         engine: RolloutEngine,
-        client: TransformersClient,
+        client: TransformersClient | VLLMClient,
         questions: Sequence[Question],
         *,
         accelerator,
@@ -69,14 +71,20 @@ class Validation:
             for sample in range(self.num_samples)
         ]
         # Features of an earlier validation were computed in other batches, or by other weights of the tower.
-        self.client.clear_cache()
+        self._clear_cache()
         trajectories = self.engine.run([job for _, job in jobs])
-        self.client.clear_cache()
+        self._clear_cache()
         mine = [
             (place, _record(trajectory), result_row(trajectory, job.question))
             for (place, job), trajectory in zip(jobs, trajectories, strict=True)
         ]
-        return sorted(gather_object(mine), key=lambda item: item[0])
+        with CLOCK.running("gather"):
+            return sorted(gather_object(mine), key=lambda item: item[0])
+
+    def _clear_cache(self) -> None:
+        # An engine files features under the picture itself, and forgets them when it is given new weights.
+        if isinstance(self.client, TransformersClient):
+            self.client.clear_cache()
 
     def append(self, line: dict) -> None:
         """Add an evaluation to validation.jsonl; until then it counts as not done."""

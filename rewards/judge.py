@@ -20,6 +20,7 @@ from rewards.judge_replies import Verdict, read_grade, read_verdict
 from rewards.running import Running
 from visor.env.prompts import fill
 from visor.models.base import PolicyClient, Request, Sampling
+from visor.stage_clock import CLOCK
 from visor.text_files import read_text
 from visor.types import derive_seed, text_message
 
@@ -237,6 +238,7 @@ class ModelJudge:
             except Exception as error:
                 # Retrying is the client's business: it knows a passing fault from a lasting one.
                 return Verdict(None, raw, f"{type(error).__name__}: {error}")
+            CLOCK.progress()
             verdict = read(raw)
             if verdict.value is not None:
                 return verdict

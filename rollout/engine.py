@@ -109,6 +109,7 @@ class RolloutEngine:
                 async with slots:
                     if enough():
                         return
+                    CLOCK.progress(f"question {job.question.question_id}, sample {job.sample_index} begins")
                     trajectory = await self.system.solve(
                         job.question, seed=job.seed, sample_index=job.sample_index
                     )
@@ -127,7 +128,7 @@ class RolloutEngine:
     async def score(self, trajectory: Trajectory, question: Question) -> RewardBreakdown:
         """Score one trajectory; a scorer that raises leaves it unscored, with the reason."""
         try:
-            with CLOCK.waiting("judge"):
+            with CLOCK.waiting("judge", _name(trajectory)):
                 asked = (trajectory, question, self.judge)
                 if inspect.iscoroutinefunction(self.scorer):
                     return await self.scorer(*asked)
@@ -144,3 +145,7 @@ class RolloutEngine:
             return await asyncio.gather(*(self.score(*pair) for pair in pairs))
 
         return asyncio.run(run()) if pairs else []
+
+
+def _name(trajectory: Trajectory) -> str:
+    return f"question {trajectory.question_id}, sample {trajectory.sample_index}"

@@ -11,7 +11,7 @@ from rollout.inspect_row import find_trajectory
 from rollout.manifest import RunManifest, read_manifest
 from rollout.results import ResultRow
 from rollout.trace import ending_text, printable, turn_text
-from visor.types import Trajectory, Turn
+from visor.types import Invalid, Trajectory, Turn
 
 CANDIDATES_SHOWN = 5
 
@@ -51,6 +51,8 @@ def _turns(trajectory: Trajectory, row: ResultRow) -> Iterator[str]:
         yield f"TAEC {record['operators']}, slots by {slots['extractor']}: {keywords}"
     for turn in trajectory.turns:
         yield turn_text(turn)
+        if isinstance(turn.action, Invalid) and turn.action.raw:
+            yield f"   the reply: {printable(turn.action.raw)}"
         yield from _cost(turn)
         if turn.query is not None:
             yield from _search(turn, set(row.gold_page_ids), next(decisions, None))
@@ -86,7 +88,8 @@ def _search(turn: Turn, gold: set[str], decision: dict[str, Any] | None) -> Iter
 
 def _outcome(trajectory: Trajectory, row: ResultRow) -> Iterator[str]:
     yield ending_text(trajectory)
-    verdict = {True: "right", False: "wrong", None: "no verdict"}[row.verdict]
+    unknown = "no verdict" if row.finished else "not asked, there is no answer"
+    verdict = {True: "right", False: "wrong", None: unknown}[row.verdict]
     scored = f", score {row.score:g}" if row.score is not None else ""
     scored += f", scored as: {printable(row.judged_as)}" if row.judged_as else ""
     yield f"judge:      {row.judge or 'none'}: {verdict}{scored}"

@@ -131,10 +131,11 @@ class Acts:
 
 
 def acts_of(folder: Path, rows: Sequence[ResultRow], acts: Acts) -> None:
-    """Count the trajectories of a run folder."""
+    """Count the trajectories of a run folder that have one of the rows."""
     gold = {row.question_id: set(row.gold_page_ids) for row in rows}
     for record in read_lines(folder / TRAJECTORIES_NAME):
-        acts.add(Trajectory.model_validate(record), gold[record["question_id"]])
+        if record["question_id"] in gold:
+            acts.add(Trajectory.model_validate(record), gold[record["question_id"]])
 
 
 # ---------------------------------------------------------------- the tables
@@ -203,12 +204,16 @@ def where(acts: Mapping[str, Acts]) -> Table:
 
 def make_tables(folders: Mapping[str, Sequence[Path]], resamples: int) -> tuple[list[Table], str]:
     """The tables over all policies, each a sample of its questions, and the exact tests as Markdown."""
+    loaded = {row: [load_results(folder) for folder in members] for row, members in folders.items()}
+    common = set.intersection(
+        *({result.question_id for result in results} for runs in loaded.values() for results in runs)
+    )
     pooled: dict[str, list[ResultRow]] = {}
     acts: dict[str, Acts] = {}
     for row, members in folders.items():
         pooled[row], acts[row] = [], Acts()
-        for index, folder in enumerate(members):
-            results = load_results(folder)
+        for index, (folder, every) in enumerate(zip(members, loaded[row], strict=True)):
+            results = [result for result in every if result.question_id in common]
             acts_of(folder, results, acts[row])
             pooled[row] += [result.model_copy(update={"sample_index": index}) for result in results]
     runs = make_runs(pooled, {row: read_manifest(members[0]) for row, members in folders.items()})

@@ -108,7 +108,7 @@ def trainer_arguments(config: SftConfig):
         max_steps=config.max_steps,
         per_device_train_batch_size=config.per_device_train_batch_size,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
-        gradient_checkpointing=config.gradient_checkpointing,
+        gradient_checkpointing=bool(config.gradient_checkpointing),
         bf16=config.bf16,
         max_length=None,  # rows are cut when they are built
         train_sampling_strategy="random"

@@ -69,6 +69,10 @@ class VisorSFTTrainer(SFTTrainer):
         """
         assert not return_outputs, "the loss has no outputs to return"
         logprobs = forward_logprobs(model, inputs)
+        if model.training and not logprobs.requires_grad:
+            # Rows without pictures have no gradient where the language model is frozen; Trainer wants one.
+            trained = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+            logprobs = logprobs + 0.0 * trained.sum()
         if num_items_in_batch is None:
             return -logprobs.sum() / inputs["loss_mask"].sum().clamp(min=1)
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1

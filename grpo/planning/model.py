@@ -121,11 +121,11 @@ def weight_type(config: GrpoConfig, model_config: Any):
     """The `torch.dtype` the policy's weights are loaded in."""
     import torch
 
-    name = config.dtype
-    if name in (None, "auto"):
+    name = config.dtype or "auto"
+    if name == "auto":
         stored = model_config.dtype or model_config.text_config.dtype or torch.float32
-        name = str(stored).removeprefix("torch.")
-    return getattr(torch, str(name))
+        return getattr(torch, str(stored).removeprefix("torch."))
+    return getattr(torch, name)
 
 
 def count_parameters(config: GrpoConfig, model_config: Any) -> Parameters:

@@ -1,6 +1,7 @@
 """GRPO on LoRA adapters: the reference is the adapter the run started from, on one copy of the base."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,26 @@ def test_two_processes_equal_one(world, sft_adapter, tmp_path):
     assert ours[-1]["kl"] > 1e-4
     moved = [load_file(tmp_path / name / ADAPTER) for name in ("one", "two")]
     assert all(torch.allclose(moved[0][n], moved[1][n], atol=1e-4) for n in moved[0])
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+@pytest.mark.parametrize("start", ["adapter", "fresh"])
+def test_qlora(start, world, sft_adapter, tmp_path):
+    """The same on a base in 4 bits: reference, turn rows as sampled, resume, a checkpoint for any base."""
+    settings = lora_settings(
+        sft_adapter if start == "adapter" else None, load_in_4bit=True, use_bnb_nested_quant=True,
+        credit="turn", save_steps=2,
+    )  # fmt: skip
+    trainer = trainer_for(world, tmp_path / "whole", **settings)
+    kinds = {p.dtype for p in trainer.update.reference.model.parameters()}
+    assert kinds == {torch.uint8, torch.float32}
+    trainer.train()
+    lines = read_metrics(tmp_path / "whole")
+    assert lines[0]["kl"] < 1e-6 < lines[-1]["kl"]
+    assert lines[0]["logprob_gap_max"] < 1e-4
+    trainer_for(world, tmp_path / "broken", **{**settings, "max_steps": 2}).train()
+    trainer_for(world, tmp_path / "broken", **settings).train()
+    assert read_metrics(tmp_path / "broken") == lines
+    ours, theirs = (load_file(tmp_path / name / ADAPTER) for name in ("broken", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert load_model(tmp_path / "whole").peft_config.keys() == {"default"}

@@ -26,6 +26,10 @@ MODES = {
         "per_device_train_batch_size": 2, "lr_scheduler_type": "linear",
     },
     "turn": {"credit": "turn", "beta": 0.05, "gradient_accumulation_steps": 2},
+    "frozen vision": {
+        "credit": "turn", "beta": 0.05, "freeze": ["vision_tower", "projector"],
+        "max_tokens_per_micro_batch": 200,
+    },
 }  # fmt: skip
 
 

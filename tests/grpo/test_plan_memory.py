@@ -28,7 +28,9 @@ from grpo.planning.memory import (
 from grpo.planning.model import Parameters, count_parameters, read_model_config
 from grpo.update import PolicyUpdate
 from rollout.rows import messages_row
+from visor.models import output_layer
 from visor.models.decoding import GROWTH, _Run, inference
+from visor.models.features import ImageFeatures, collate_with_features
 from visor.models.loading import load_model, load_processor, unwrap
 from visor.models.tensors import collate, forward_logprobs
 from visor.models.tiny import build_tiny_policy
@@ -96,6 +98,15 @@ def make_row(renderer, words=300, sampled=80, images=3):
     return messages_row(messages, renderer, picture)
 
 
+def make_batch(model, renderer, rows, how) -> tuple[dict, int]:
+    """The batch of a run, and the bytes of its pictures, which are there before the pass."""
+    if how.features:
+        batch = collate_with_features(rows, ImageFeatures(model, renderer, picture), "cpu")
+        return batch, batch["image_features"].nbytes
+    batch = collate(rows, renderer, picture)
+    return batch, batch["pixel_values"].nbytes
+
+
 def as_batch(rows) -> Batch:
     lengths = [len(row.input_ids) for row in rows]
     return Batch(
@@ -104,7 +115,6 @@ def as_batch(rows) -> Batch:
         sampled=sum(sum(row.loss_mask) for row in rows),
         patches=sum(4 * (end - start) for row in rows for start, end in row.image_spans),
         image_patches=64,
-        padded=len(set(lengths)) > 1,
     )
 
 
@@ -202,7 +212,8 @@ def test_activations_of_a_pass(policy, tmp_path, name):
     model = _policy(config, None).train()
     renderer = load_processor(policy).renderer()
     rows = [make_row(renderer)]
-    batch = collate(rows, renderer, picture)
+    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), config.bf16)
+    batch, pictures = make_batch(model, renderer, rows, how)
     autocast = torch.autocast("cpu", torch.bfloat16) if config.bf16 else contextlib.nullcontext()
 
     def forward():
@@ -212,12 +223,10 @@ def test_activations_of_a_pass(policy, tmp_path, name):
     def both():
         forward()[0].sum().backward()
 
-    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), config.bf16)
     kept = kept_bytes(model, batch, forward)
     assert kept_for_backward(shape, how, as_batch(rows)) == pytest.approx(kept, rel=0.03)
     both()  # gradients exist from here on
-    pixels = batch["pixel_values"].nbytes  # on the device before the pass
-    measured, estimate = allocated(both), peak(shape, how, as_batch(rows)) - pixels
+    measured, estimate = allocated(both), peak(shape, how, as_batch(rows)) - pictures
     assert estimate == pytest.approx(measured, rel=0.08)
 
 
@@ -229,15 +238,41 @@ def test_few_and_many_sampled_tokens(policy, tmp_path, sampled):
     model = _policy(config, None).train()
     renderer = load_processor(policy).renderer()
     rows = [make_row(renderer, words=60, sampled=sampled, images=1)]
-    batch = collate(rows, renderer, picture)
+    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), False)
+    batch, pictures = make_batch(model, renderer, rows, how)
 
     def both():
         forward_logprobs(model, batch, entropy=True)[0].sum().backward()
 
     both()
-    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), False)
-    estimate = peak(shape, how, as_batch(rows)) - batch["pixel_values"].nbytes
+    estimate = peak(shape, how, as_batch(rows)) - pictures
     assert estimate == pytest.approx(allocated(both), rel=0.25)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "checkpointing" in name])
+def test_sampled_tokens_in_chunks(policy, tmp_path, monkeypatch, name):
+    """600 sampled tokens in twelve chunks: their logits no longer outweigh the layers."""
+    monkeypatch.setattr(output_layer, "LOGIT_BYTES", 4 * 3000 * 50)
+    config = config_for(policy, tmp_path, **CASES[name])
+    model_config = read_model_config(str(policy))
+    model = _policy(config, None).train()
+    renderer = load_processor(policy).renderer()
+    rows = [make_row(renderer, words=60, sampled=600, images=1)]
+    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), config.bf16)
+    batch, pictures = make_batch(model, renderer, rows, how)
+    autocast = torch.autocast("cpu", torch.bfloat16) if config.bf16 else contextlib.nullcontext()
+
+    def both():
+        with autocast:
+            logprobs = forward_logprobs(model, batch, entropy=True)[0]
+        logprobs.sum().backward()
+
+    both()
+    estimate = peak(shape, how, as_batch(rows)) - pictures
+    assert estimate == pytest.approx(allocated(both), rel=0.15)
+    monkeypatch.undo()
+    if how.attention == "sdpa":  # eager keeps more for one layer than all logits take
+        assert peak(shape, how, as_batch(rows)) - pictures > estimate + 8 * 550 * 3000
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -247,14 +282,14 @@ def test_rows_of_different_lengths(policy, tmp_path, checkpointing):
     model = _policy(config, None).train()
     renderer = load_processor(policy).renderer()
     rows = [make_row(renderer), make_row(renderer, words=250, sampled=60)]
-    batch = collate(rows, renderer, picture)
+    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), False)
+    batch, pictures = make_batch(model, renderer, rows, how)
 
     def both():
         forward_logprobs(model, batch, entropy=True)[0].sum().backward()
 
     both()
-    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), False)
-    estimate = peak(shape, how, as_batch(rows)) - batch["pixel_values"].nbytes
+    estimate = peak(shape, how, as_batch(rows)) - pictures
     assert estimate == pytest.approx(allocated(both), rel=0.15)
 
 
@@ -269,9 +304,11 @@ def test_a_whole_update_with_its_reference(policy, tmp_path, name):
     training_rows = [make_row(renderer) for _ in range(3)]
     for row in training_rows:
         row.advantage = 1.0
+    features = ImageFeatures(model, renderer, picture)
     update = PolicyUpdate(
         Accelerator(cpu=True), model, _optimizer(config, model),
-        lambda rows: collate(rows, renderer, picture), LossSettings(beta=0.1), reference=reference,
+        lambda rows: collate_with_features(rows, features, "cpu"), LossSettings(beta=0.1),
+        reference=reference,
     )  # fmt: skip
     rows = [PolicyRow(row) for row in training_rows]
     update.run(rows, [], seed=0)  # the optimizer's state exists from here on
@@ -409,3 +446,25 @@ def test_a_4_bit_base_takes_a_quarter():
         whole + (0.5 + 0.127 / 8) * linear, rel=1e-5
     )  # QLoRA, section 3: 0.127 bits
     assert bytes_with(load_in_8bit=True) == whole + linear
+
+
+def test_a_colocated_engine_takes_its_share_and_the_trainers_own_sampling_none():
+    from grpo.planning.demand import with_engine
+    from grpo.planning.memory import GIB, Memory
+
+    needed = Memory(*(value * GIB for value in (10, 5, 0, 3, 1, 8, 20, 6, 1, 0)))
+    settings = {"model_name_or_path": "m", "output_dir": "o", "corpus": "c", "questions": "q"}
+
+    def planned(device=80 * GIB, **options):
+        return with_engine(needed, GrpoConfig(**settings, **options), device)
+
+    assert planned() == needed
+    beside = planned(use_vllm=True, vllm_gpu_memory_utilization=0.25)
+    assert beside.update == needed.update + 20 * GIB
+    assert beside.rollout == needed.stays + 20 * GIB
+    asleep = planned(use_vllm=True, vllm_gpu_memory_utilization=0.25, vllm_enable_sleep_mode=True)
+    assert (asleep.update, asleep.rollout) == (needed.update, beside.rollout)
+    server = planned(use_vllm=True, vllm_mode="server", vllm_server_base_url="http://h:1")
+    assert (server.update, server.rollout) == (needed.update, needed.stays)
+    assert dict(beside.lines())["engine"] == 20 * GIB
+    assert "engine" not in dict(needed.lines())

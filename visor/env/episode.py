@@ -137,7 +137,7 @@ class Episode:
         """
         turn = self._take(completion)
         if not self.done and isinstance(turn.action, Search):
-            with self._searching(turn), CLOCK.running("retrieve"):
+            with self._searching(turn), CLOCK.running("retrieve", turn.action.query):
                 candidates = self._retriever.search(turn.action.query, self._pool_size())
             self._show(turn, turn.action.query, candidates)
         return turn.observation

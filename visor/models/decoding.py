@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from visor.models.loading import unwrap
 from visor.models.sampling import Sampler
 from visor.models.versions import CACHE_ARGUMENT
+from visor.stage_clock import CLOCK
 
 GROWTH = 64
 
@@ -100,6 +101,7 @@ def decode(
     step = 0
     while run.advance(step):
         step += 1
+        CLOCK.progress()
     return run.replies
 
 

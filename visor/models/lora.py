@@ -149,7 +149,7 @@ def add_reference(model, path: str | Path) -> None:
     import torch
     from peft import LoraConfig
 
-    config = LoraConfig.from_pretrained(path)
+    config = LoraConfig.from_pretrained(str(path))
     config.lora_dropout = 0.0
     config.inference_mode = True
     with torch.random.fork_rng(devices=[]):  # its first values are drawn, and then overwritten

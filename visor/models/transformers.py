@@ -29,7 +29,7 @@ class TransformersClient:
 
     Image features are kept between calls while the vision tower and the projector are frozen, or when
     `keep_features` is true; call `clear_cache` after loading other vision weights. `policy_version` is copied
-    into each completion.
+    into each completion. `bf16` computes in bfloat16 over weights of another type, as mixed precision does.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class TransformersClient:
         policy_version: int = 0,
         keep_features: bool | None = None,
         feature_cache_bytes: int = 1 << 30,
+        bf16: bool = False,
     ):
         self.features = ImageFeatures(
             model, renderer, images, keep=keep_features, cache_bytes=feature_cache_bytes
@@ -52,6 +53,7 @@ class TransformersClient:
         self.model, self.renderer, self.images = model, renderer, images
         self.max_context, self.max_images = max_context, max_images
         self.name, self.policy_version = name, policy_version
+        self.bf16 = bf16
         self._batcher = Batcher(self.serve, batch_size)
         self._banned = banned_ids(unwrap(model).lm_head.out_features, renderer)
 
@@ -93,7 +95,7 @@ class TransformersClient:
             distinct.setdefault(_identity(prompt), len(distinct))
         prompt_of = [distinct[_identity(prompt)] for prompt in prompts]
         unique = [prompts[prompt_of.index(u)] for u in range(len(distinct))]
-        with inference(self.model):
+        with inference(self.model), torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
             with CLOCK.running("encode"):
                 batch = collate(unique, self.renderer, self.images, padding="left", pixels=False)
                 features = self.features([ref for prompt in unique for ref in prompt.images])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from visor.models.loading import load_config
 from visor.models.sampling_engine import EngineBusy, EngineFailed, EnginePrompt, EngineReply, EngineSampling
+from visor.models.vllm_faults import tolerate_odd_attributes
 from visor.models.vllm_rope import rope_overrides
 from visor.models.weight_files import (
     WeightFiles,
@@ -130,6 +131,19 @@ class LocalEngine:
     def reset_caches(self) -> None:
         self._call(self._reset)
 
+    def sleep(self) -> None:
+        """Give back the memory of weights and key-value cache; needs `enable_sleep_mode`. There is nothing to
+        sample with until `wake_weights`, `load_weights` and `wake_cache`."""
+        self._call(lambda: self._llm.sleep(level=2))
+
+    def wake_weights(self) -> None:
+        """Take memory for weights again, to be loaded into."""
+        self._call(lambda: self._llm.wake_up(["weights"]))
+
+    def wake_cache(self) -> None:
+        """Take memory for the key-value cache again."""
+        self._call(lambda: self._llm.wake_up(["kv_cache"]))
+
     def close(self) -> None:
         atexit.unregister(self.close)
         self._inbox.put(None)
@@ -211,6 +225,7 @@ class LocalEngine:
         except ImportError as error:
             raise ValueError("a vllm: model needs the vllm package; install visor-rag[vllm]") from error
         self._vllm, self._final_only = vllm, RequestOutputKind.FINAL_ONLY
+        tolerate_odd_attributes()
         try:
             with _random_state_kept(), _in_process():
                 overrides = rope_overrides(load_config(self.model))

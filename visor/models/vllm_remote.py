@@ -104,6 +104,15 @@ class RemoteEngine:
         # From here on the stamp is the new one, whoever asks while this waits for the answer.
         self._stamp = _value(self._request("POST", f"/v1/weights/{push}/commit/{count}"), "stamp")
 
+    @property
+    def stamp(self) -> str:
+        """Which start of the server and which weights this engine expects."""
+        return self._stamp
+
+    def expect(self, stamp: str) -> None:
+        """Expect the weights that another process of the same run has pushed."""
+        self._stamp = stamp
+
     def reset_caches(self) -> None:
         self._request("POST", "/v1/reset_caches")
 

@@ -82,10 +82,12 @@ class SearchBatcher:
             return error
 
     async def _call(self, function: Callable[..., T], *arguments: object) -> T:
+        asked = arguments[0]
+        note = f"search {asked!r}" if isinstance(asked, str) else "several searches at once"
         if waits(self.retriever):
-            with CLOCK.waiting("retrieve"):
+            with CLOCK.waiting("retrieve", note):
                 return await in_thread(function, *arguments)
-        with CLOCK.running("retrieve"):
+        with CLOCK.running("retrieve", note):
             return function(*arguments)
 
 
