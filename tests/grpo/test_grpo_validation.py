@@ -94,7 +94,8 @@ def test_several_samples_give_pass_at_k(world, tmp_path, capsys):
     trainer = trainer_for(world, tmp_path, max_steps=1, **settings)
 
     def some_right(trajectory, question, judge):
-        right = (trajectory.sample_index * 7 + len(question.question_id)) % 3 == 0
+        counts = {"apple": 0, "brick": 1, "cloud": 2, "delta": 4}
+        right = trajectory.sample_index < counts[question.question_id.removeprefix("held-out-")]
         return RewardBreakdown(total=float(right), judge="test", verdict=right)
 
     trainer.validation.engine.scorer = some_right
