@@ -72,7 +72,9 @@ def gpu_demand(
         longest_row=longest,
         typical_row=typical,
         how=how,
-        bytes_a_sampled_token=_slope(config, shape, how, longest, max(context.page_tokens, context.crop_tokens)),
+        bytes_a_sampled_token=_slope(
+            config, shape, how, longest, max(context.page_tokens, context.crop_tokens)
+        ),
     )
 
 

@@ -70,8 +70,8 @@ class ImageFeatures:
 
 
 def collate_with_features(rows: Sequence[Row], features: ImageFeatures, device) -> dict[str, torch.Tensor]:
-    """`collate` onto a device, with `image_features` (N · h·w / 4, hidden) in place of pixels: the vision tower
-    has run, so that `forward_logprobs` of any model with the same one needs not."""
+    """`collate` onto a device, with `image_features` (N · h·w / 4, hidden) in place of pixels: the vision
+    tower has run, so that `forward_logprobs` of any model with the same one needs not."""
     batch = to_device(collate(rows, features.renderer, features.images, pixels=False), device)
     refs = [ref for row in rows for ref in row.images]
     if refs:
@@ -81,7 +81,5 @@ def collate_with_features(rows: Sequence[Row], features: ImageFeatures, device) 
 
 def same_vision(model, other) -> bool:
     """Whether two models have the same vision tower and projector to the bit, so that features serve both."""
-    pairs = zip(
-        unwrap(model).model.visual.parameters(), unwrap(other).model.visual.parameters(), strict=True
-    )
+    pairs = zip(unwrap(model).model.visual.parameters(), unwrap(other).model.visual.parameters(), strict=True)
     return all(one.dtype == two.dtype and torch.equal(one, two) for one, two in pairs)

@@ -26,9 +26,9 @@ def tokens_at_once(vocabulary: int) -> int:
 
 @contextmanager
 def scoring(model, predicting: torch.Tensor, targets: torch.Tensor, entropy: bool) -> Iterator[None]:
-    """Inside, the output layer of `model` gives scores where it otherwise gives logits: (n, 1) float32 with the
-    log-probability of each of the `targets` (n,), or (n, 2) with the entropy beside it, at the positions that
-    are true in `predicting` (B, L).
+    """Inside, the output layer of `model` gives scores where it otherwise gives logits: (n, 1) float32 with
+    the log-probability of each of the `targets` (n,), or (n, 2) with the entropy beside it, at the positions
+    that are true in `predicting` (B, L).
 
     It happens within the model's own forward pass, so that wrapped models (DDP, DeepSpeed, PEFT) and autocast
     see nothing new.
