@@ -222,10 +222,10 @@ def compare_trl(repeats: int) -> None:
             torch.testing.assert_close(ours().loss, [theirs()], atol=1e-5, rtol=0.0)
             seconds = in_turns((ours, theirs), repeats)
             _check_same_weights(model, trainer.model)
-            table.append((f"beta {beta}, {'vision frozen' if freeze else 'everything trains'}",
-                          *seconds, seconds[0] / seconds[1]))  # fmt: skip
-    print(format_table((f"{ROWS} single-turn rows, {total} trained tokens", "ours, s", "TRL, s", "ours / TRL"),
-                       table), end="\n\n")  # fmt: skip
+            name = f"beta {beta}, {'vision frozen' if freeze else 'everything trains'}"
+            table.append((name, *seconds, seconds[0] / seconds[1]))
+    titles = (f"{ROWS} single-turn rows, {total} trained tokens", "ours, s", "TRL, s", "ours / TRL")
+    print(format_table(titles, table), end="\n\n")
 
 
 def _check_same_weights(ours, theirs) -> None:

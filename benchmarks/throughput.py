@@ -1,9 +1,9 @@
 """Sampled tokens a second of whole episodes: this engine, one episode after the other, and TRL's tool loop.
 
-8 questions × 5 episodes of ten calls on the slide world, the tiny policy. Every side decodes 32 tokens a call
-at temperature 1; what the episode then reads is a reply of 32 tokens from a script (nine searches, each sample
-with queries and thoughts of its own, and an answer), so that all sides play the same episodes. One thread,
-sides taking turns, medians; seconds are the processor's.
+8 questions × 5 episodes of ten calls on the slide world, the tiny policy. Every side decodes 32 tokens a
+call at temperature 1; what the episode then reads is a reply of 32 tokens from a script (nine searches, each
+sample with queries and thoughts of its own, and an answer), so that all sides play the same episodes. One
+thread, sides taking turns, medians; seconds are the processor's.
 
 - plain: one episode at a time, whole history kept, Transformers' `generate` with its KV cache within a call,
   images encoded again each turn; the same retriever and environment.
