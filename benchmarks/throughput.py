@@ -134,7 +134,7 @@ class PlainClient:
         self.renderer = stage.processor.renderer()
         banned = banned_ids(self.model.lm_head.out_features, self.renderer).nonzero().flatten().tolist()
         self.settings = GenerationConfig(
-            do_sample=True, max_new_tokens=REPLY_TOKENS, suppress_tokens=banned, eos_token_id=None,
+            do_sample=True, max_new_tokens=REPLY_TOKENS, suppress_tokens=banned, min_new_tokens=REPLY_TOKENS,
             pad_token_id=self.renderer.pad_id, top_k=0,
         )  # fmt: skip
 
