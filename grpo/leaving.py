@@ -1,20 +1,26 @@
-"""The end of a run of several processes."""
+"""The end of a process that shared a run with others."""
 
 from __future__ import annotations
 
-import gc
+import atexit
+import os
+import sys
 
 
-def leave_processes() -> None:
-    """Take leave of the other processes, once nothing of the run is referred to any more.
+def leave(status: int) -> None:
+    """End the process with an exit status; returns for the status 0 of a process that was alone.
 
-    The threads in which gloo works hold tensors of the last exchange a moment longer than the exchange lasts,
-    and give them back to Python. Do they so while the interpreter shuts down, the process aborts ("terminate
-    called without an active exception", pytorch/pytorch issue 190489). They end with the process group, and
-    that with its last user, which may be a model that waits in a cycle for the garbage collector.
+    Where gloo connected the processes, the end is at once: exit handlers run and output is written, but the
+    interpreter is not taken down piece by piece. Gloo's threads outlive the process group (the model's
+    reducer holds on to it), and one that gives a tensor back to an interpreter on its way down aborts the
+    process ("terminate called without an active exception", pytorch/pytorch issue 190489).
     """
-    import torch.distributed as dist
+    from accelerate import PartialState
 
-    gc.collect()
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+    if "gloo" in (PartialState._shared_state.get("backend") or ""):
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    if status:
+        raise SystemExit(status)

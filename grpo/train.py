@@ -27,12 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = command.settings
     if command.plan:
         raise SystemExit(_plan(config, command))
-    from grpo.leaving import leave_processes
+    from grpo.leaving import leave
 
-    status = _train(config)
-    leave_processes()
-    if status:
-        raise SystemExit(status)
+    leave(_train(config))
 
 
 def _train(config: GrpoConfig) -> int:

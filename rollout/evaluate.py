@@ -75,7 +75,7 @@ class EvaluateConfig(AgentConfig):
     """Tokens of prompts and replies that this command may take. Once they are taken no further question is
     asked; the same command asks the rest. Questions under way are finished, so it ends a little above."""
     seed: int = 0
-    max_concurrency: int = Field(64, ge=1)
+    concurrency: int = Field(64, ge=1)
     """Episodes running at once."""
     resume: bool = True
     """Go on in a folder that holds rows; false refuses such a folder."""
@@ -111,7 +111,7 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
     _check_folder(config, manifest)
     for note in open_run(config.output, manifest, config.allow_mixed):
         print(f"mixed run: {note}", file=sys.stderr)
-    engine = RolloutEngine(agent.system, judge, reward, config.max_concurrency)
+    engine = RolloutEngine(agent.system, judge, reward, config.concurrency)
     by_id = {question.question_id: question for question in questions}
     folder = RunFolder(config.output, by_id, config.sync_every, config.prompt_ids)
     try:

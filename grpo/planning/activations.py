@@ -259,10 +259,8 @@ def peak(shape: Shape, how: Pass, batch: Batch) -> int:
     ]
     if not how.features:
         return FLOAT32 * PIXELS_OF_A_PATCH * batch.patches + max(moments)
-    return max(
-        how.weights * shape.hidden * batch.patches // 4 + max(moments),
-        seeing(shape, how.weights, batch.patches),
-    )
+    features = how.weights * shape.hidden * batch.patches // 4
+    return max(features + max(moments), seeing(shape, how.weights, batch.patches))
 
 
 def seeing(shape: Shape, each: int, patches: int) -> int:

@@ -94,7 +94,8 @@ def test_several_samples_give_pass_at_k(world, tmp_path, capsys):
     trainer = trainer_for(world, tmp_path, max_steps=1, **settings)
 
     def some_right(trajectory, question, judge):
-        right = (trajectory.sample_index * 7 + ord(question.question_id[-1])) % 3 == 0
+        counts = {"apple": 0, "brick": 1, "cloud": 2, "delta": 4}
+        right = trajectory.sample_index < counts[question.question_id.removeprefix("held-out-")]
         return RewardBreakdown(total=float(right), judge="test", verdict=right)
 
     trainer.validation.engine.scorer = some_right
@@ -162,8 +163,8 @@ def test_the_best_model_is_kept_and_loads(world, tmp_path):
     trainer = trainer_for(world, tmp_path, **settings, **validating(world, eval_on_start=True))
     write = trainer.saver.write_checkpoint
 
-    def write_and_keep(folder, step, *rest):
-        write(folder, step, *rest)
+    def write_and_keep(folder, step, questions_drawn):
+        write(folder, step, questions_drawn)
         shutil.copytree(folder, tmp_path / f"kept-{step}")
 
     trainer.saver.write_checkpoint = write_and_keep

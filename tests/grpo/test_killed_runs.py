@@ -1,5 +1,6 @@
 """kill -9 at any moment of a run: gone on with, it equals an unbroken one to the bit."""
 
+import os
 import random
 
 import pytest
@@ -39,9 +40,11 @@ def test_killed_before_some_disk_operations(world, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_killed_before_every_disk_operation(world, tmp_path):
+def test_killed_before_disk_operations(world, tmp_path):
+    """Every fourth of them; `VISOR_EVERY_KILL=1` tries all, which takes a quarter of an hour."""
+    stride = 1 if os.environ.get("VISOR_EVERY_KILL") else 4
     with Runner(world, settings(world, max_steps=3, save_steps=2)) as runner:
-        check_kills_before(lambda count: range(1, count + 1), runner, tmp_path)
+        check_kills_before(lambda count: range(1, count + 1, stride), runner, tmp_path)
 
 
 MODES = {
@@ -55,16 +58,16 @@ MODES = {
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_at_random_moments_again_and_again(mode, world, tmp_path):
-    """Ten runs, each killed by another process whenever chance will, until it gets to the end."""
+    """Four runs, each killed by another process whenever chance will, until it gets to the end."""
     with Runner(world, settings(world, max_steps=5, save_steps=2, **MODES[mode])) as runner:
         seconds = runner.run(tmp_path / "whole")["seconds"]
         whole = contents(tmp_path / "whole")
         kills = 0
-        for seed in range(10):
+        for seed in range(4):
             chance, out = random.Random(seed), tmp_path / f"killed-{seed}"
             patience = seconds
             while runner.run(out, kill_after=chance.uniform(0.1, 1.0) * patience)["killed"]:
                 kills += 1
                 patience *= 1.1  # a run that is always killed before its first checkpoint would never end
             check_same(whole, contents(out))
-        assert kills >= 10
+        assert kills >= 4

@@ -54,7 +54,7 @@ def test_resume_asks_only_what_is_missing(config, client):
     lost = ids(config, "results.jsonl")[-1]
     Path(config.output, "results.jsonl").write_text("")
     client.asked.clear()
-    metrics = evaluate(config.model_copy(update={"max_concurrency": 1, "batch_size": 7}), client)
+    metrics = evaluate(config.model_copy(update={"concurrency": 1, "batch_size": 7}), client)
     number = int(lost[1:])
     assert {text.split()[-2] for text in client.asked} == {
         ["apple", "banana", "cherry", "damson"][number - 1]
@@ -181,7 +181,7 @@ def test_a_run_with_another_retriever_does_not_start(config, client):
 
 def test_a_spent_budget_stops_and_the_same_command_goes_on(config, client, capsys):
     """Three calls a question; the estimate of one is far over 1 token, so each command asks one question."""
-    one = config.model_copy(update={"budget": 1, "max_concurrency": 1})
+    one = config.model_copy(update={"budget": 1, "concurrency": 1})
     for asked in (1, 2):
         metrics = evaluate(one, client)
         assert metrics["n"] == asked

@@ -29,7 +29,7 @@ def manifest(**fields) -> RunManifest:
 
 def test_a_resumed_run_with_the_same_manifest_goes_on(tmp_path):
     assert open_run(tmp_path / "run", manifest(created="a")) == []
-    assert open_run(tmp_path / "run", manifest(created="b", arguments={"max_concurrency": 3})) == []
+    assert open_run(tmp_path / "run", manifest(created="b", arguments={"concurrency": 3})) == []
     assert read_manifest(tmp_path / "run").created == "a"
 
 

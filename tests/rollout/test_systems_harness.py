@@ -163,7 +163,7 @@ def test_the_shipped_protocol_is_the_defaults_written_out(tmp_path):
     assert config.system == "react"
     assert config.loop == EvaluateConfig(corpus="c", benchmark="b", output="o").loop
     assert set(yaml.safe_load(path.read_text())["loop"]) == set(type(config.loop).model_fields)
-    assert (config.temperature, config.max_concurrency) == (0.3, 3)
+    assert (config.temperature, config.concurrency) == (0.3, 3)
     assert (config.jpeg_quality, config.max_image_bytes) == (75, 38_000)
 
 

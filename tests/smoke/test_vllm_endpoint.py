@@ -145,7 +145,7 @@ def test_every_system_runs_over_the_engine(world, name):
 def test_a_killed_run_goes_on(world):
     folder, shared = world
     output = folder / "killed"
-    words = [*shared, "--system", "visor", "--limit", 6, "--max_concurrency", 1, "--output", output]
+    words = [*shared, "--system", "visor", "--limit", 6, "--concurrency", 1, "--output", output]
     command = [sys.executable, "-m", "rollout.evaluate", *map(str, words)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "none"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)

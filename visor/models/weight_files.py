@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -17,6 +18,7 @@ import torch
 BUCKET_BYTES = 256 << 20
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 """How much of a weight file a checkpoint's fingerprint reads."""
+STAGING = "visor-weights-"
 SHARED_MEMORY = Path("/dev/shm")
 TIED = frozenset({"model.language_model.embed_tokens.weight", "lm_head.weight"})
 """The two names of one weight in a model with tied embeddings."""
@@ -157,13 +159,33 @@ def checkpoint_fingerprint(path: str | Path) -> str:
 @contextmanager
 def staging_folder(size: int = 0) -> Iterator[Path]:
     """A new folder for weight files of `size` bytes in all, in shared memory where that has room for them;
-    removed at the end."""
+    removed at the end. What processes that were killed left behind goes first."""
     fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > size * 1.1
-    folder = Path(tempfile.mkdtemp(prefix="visor-weights-", dir=SHARED_MEMORY if fits else None))
+    parent = SHARED_MEMORY if fits else Path(tempfile.gettempdir())
+    remove_orphans(parent)
+    folder = Path(tempfile.mkdtemp(prefix=f"{STAGING}{os.getpid()}-", dir=parent))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_orphans(parent: Path) -> None:
+    """Remove staging folders whose process has gone: gigabytes of memory, where a push was under way."""
+    for folder in parent.glob(f"{STAGING}*"):
+        pid = folder.name.removeprefix(STAGING).partition("-")[0]
+        if pid.isdigit() and not _runs(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 @contextmanager

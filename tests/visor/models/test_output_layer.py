@@ -16,8 +16,10 @@ from visor.types import text_message
 @pytest.fixture
 def rows(renderer):
     """Two rows that show page a, one of them after another page."""
-    reply = text_message("assistant", "hello page 2 agent")
-    other = text_message("assistant", "revenue is 4 .")
+    reply, other = (
+        text_message("assistant", "hello page 2 agent"),
+        text_message("assistant", "revenue is 4 ."),
+    )
     first = chat(user(page_ref("a"), "hello"), reply)
     second = chat(user(page_ref("b"), "search"), reply, user(page_ref("a"), " for page"), other)
     return [messages_row(messages, renderer, page_image) for messages in (first, second)]

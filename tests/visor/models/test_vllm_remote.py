@@ -22,16 +22,27 @@ PROMPT = EnginePrompt([1, 2, 3], [page_image(page_ref("a")), page_image(page_ref
 SAMPLING = EngineSampling(max_tokens=5, temperature=0.5, top_p=0.9, seed=7, stop_ids=[1], banned_ids=[2, 3])
 
 
-@pytest.fixture
+def start(tiny_path, port="0"):
+    return EngineProcess(STUB, str(tiny_path), "--port", port, seconds=200)
+
+
+@pytest.fixture(scope="module")
 def server(tiny_path):
-    process = EngineProcess(STUB, str(tiny_path), "--port", "0")
+    """For tests that do not end it."""
+    process = start(tiny_path)
     yield process
     process.kill()
 
 
+def connect(server, tiny_path):
+    return RemoteEngine(server.url, str(tiny_path), waits=(0.05, 0.1), own_weights=False)
+
+
 @pytest.fixture
-def remote(server, tiny_path):
-    engine = RemoteEngine(server.url, str(tiny_path), waits=(0.05, 0.1))
+def remote(server, tiny_path, state):
+    """With the checkpoint's weights pushed, whatever a test before has left there."""
+    engine = connect(server, tiny_path)
+    engine.load_weights(state.items())
     yield engine
     engine.close()
 
@@ -58,10 +69,11 @@ def here(tiny_path, weights=None):
     return engine
 
 
-def test_what_arrives_is_what_was_sent_pixels_and_parameters(remote, tiny_path):
-    assert generate(remote) == generate(here(tiny_path))
+def test_what_arrives_is_what_was_sent_pixels_and_parameters(remote, tiny_path, state):
+    local = here(tiny_path, state)
+    assert generate(remote) == generate(local)
     other = EnginePrompt(PROMPT.token_ids, PROMPT.images[::-1])
-    assert generate(remote, other) == generate(here(tiny_path), other)
+    assert generate(remote, other) == generate(local, other)
     assert generate(remote, other) != generate(remote)
     assert (remote.max_context, remote.max_images, remote.vocab_size) == (500, 3, 700)
     assert remote.score(PROMPT, [4, 5]) == [-4.0, -5.0]
@@ -84,7 +96,7 @@ def test_a_push_counts_as_a_whole(remote, server, tiny_path, state):
         assert generate(remote) == before
         assert http.put(f"/v1/weights/{push}/1", content=save(halves[1])).is_success
         done = http.post(f"/v1/weights/{push}/commit/2")
-        assert done.json()["weights_version"] == 1
+        assert done.json()["weights_version"] == remote.info().weights_version
         again = http.post(f"/v1/weights/{push}/commit/2")  # a client that did not hear the answer
         assert again.json() == done.json()
         assert http.put(f"/v1/weights/{push}/0", content=b"").status_code == 409
@@ -94,12 +106,13 @@ def test_a_push_counts_as_a_whole(remote, server, tiny_path, state):
 
 def test_pushed_weights_are_those_of_this_process(remote, tiny_path, state):
     changed = {name: weight + 1 for name, weight in state.items()}
+    version = remote.info().weights_version
     remote.load_weights(iter(changed.items()))
     assert generate(remote) == generate(here(tiny_path, changed))
-    assert generate(remote) != generate(here(tiny_path))
+    assert generate(remote) != generate(here(tiny_path, state))
     remote.load_weights(state.items())
     assert generate(remote) == generate(here(tiny_path, state))
-    assert remote.info().weights_version == 2
+    assert remote.info().weights_version == version + 2
 
 
 def test_wrong_weights_and_what_is_no_safetensors_change_nothing(remote, server, state):
@@ -117,22 +130,19 @@ def test_wrong_weights_and_what_is_no_safetensors_change_nothing(remote, server,
 
 
 def test_no_push_while_a_request_runs_and_a_client_that_goes_ends_its_request(remote, state):
-    async def push_until_busy():
-        while True:
-            await asyncio.to_thread(remote.load_weights, state.items())
+    def refused_as_busy():
+        try:
+            remote.load_weights(state.items())
+        except EngineBusy as error:
+            return "requests run" in str(error)
 
     async def run():
         waiting = asyncio.create_task(remote.generate(PROMPT, EngineSampling(max_tokens=1, seed=15)))
-        with pytest.raises(EngineBusy, match="requests run"):
-            await push_until_busy()
-        waiting.cancel()
-        for _ in range(100):
+        while not await asyncio.to_thread(refused_as_busy):
             await asyncio.sleep(0.05)
-            try:
-                return await asyncio.to_thread(remote.load_weights, state.items())
-            except EngineBusy:
-                pass
-        raise AssertionError("the request of a client that is gone still runs")
+        waiting.cancel()
+        while await asyncio.to_thread(refused_as_busy):
+            await asyncio.sleep(0.05)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -166,20 +176,20 @@ def test_requests_that_are_none_are_refused_in_words(server):
         assert http.get("/healthz").json() == {"status": "ok"}
 
 
-def test_an_engine_that_died_is_told_and_ends_the_server_with_1(remote, server):
+@pytest.mark.slow
+def test_an_engine_that_died_is_told_and_ends_the_server_with_1(tiny_path):
+    server = start(tiny_path)
     with pytest.raises(EngineFailed, match="died: bad luck"):
-        generate(remote, sampling=EngineSampling(max_tokens=1, seed=13))
-    assert server.process.wait(20) == 1
+        generate(connect(server, tiny_path), sampling=EngineSampling(max_tokens=1, seed=13))
+    assert server.process.wait(60) == 1
     assert "died: bad luck" in server.errors()
 
 
-def test_sigterm_ends_it_with_0(server):
-    assert server.stop(20) == 0
-    assert server.errors().splitlines()[-1] == "stopped"
-    assert "Traceback" not in server.errors()
+@pytest.mark.slow
+def test_a_server_that_is_killed_or_started_again_is_named_within_the_bound(tiny_path):
+    server = start(tiny_path)
+    remote = connect(server, tiny_path)
 
-
-def test_a_killed_server_is_named_within_the_bound(remote, server):
     async def run():
         waiting = asyncio.create_task(remote.generate(PROMPT, EngineSampling(max_tokens=1, seed=15)))
         await asyncio.sleep(0.5)
@@ -194,27 +204,20 @@ def test_a_killed_server_is_named_within_the_bound(remote, server):
     for call in (lambda: remote.score(PROMPT, [1]), remote.info, lambda: remote.load_weights([])):
         with pytest.raises(EngineFailed, match=f"at {server.url} does not answer after 3 tries"):
             call()
+    again = start(tiny_path, server.url.rpartition(":")[2])
+    assert again.url == server.url
+    with pytest.raises(EngineFailed, match="started again"):
+        generate(remote)
+    assert again.stop() == 0
+    assert again.errors().splitlines()[-1] == "stopped"
+    assert "Traceback" not in again.errors()
 
 
-def test_a_server_that_was_started_again_is_noticed(remote, server, tiny_path):
-    server.kill()
-    port = server.url.rpartition(":")[2]
-    second = EngineProcess(STUB, str(tiny_path), "--port", port)
-    try:
-        assert second.url == server.url
-        with pytest.raises(EngineFailed, match="started again"):
-            generate(remote)
-    finally:
-        second.kill()
-
-
-def test_another_model_and_pushed_weights_are_refused(remote, server, tiny_path, slide_policy, state):
+def test_another_model_and_pushed_weights_are_refused(remote, server, tiny_path, slide_policy):
     with pytest.raises(ValueError, match=f"serves {tiny_path}, which is not the checkpoint {slide_policy}"):
         RemoteEngine(server.url, str(slide_policy))
-    remote.load_weights(state.items())
     with pytest.raises(ValueError, match="weights were pushed into"):
         RemoteEngine(server.url, str(tiny_path))
-    RemoteEngine(server.url, str(tiny_path), own_weights=False).close()
 
 
 def test_a_server_that_is_not_there_is_named(tiny_path):

@@ -1,16 +1,21 @@
 """What is checked of weights before an engine takes them, and what goes through files unchanged."""
 
+import os
+import subprocess
+
 import pytest
 import torch
 
 from visor.models.loading import load_config, load_model
 from visor.models.vllm_rope import rope_overrides
 from visor.models.weight_files import (
+    STAGING,
     TIED,
     buckets,
     check_names,
     checked_weights,
     expected_weights,
+    remove_orphans,
     written_weights,
 )
 
@@ -82,6 +87,19 @@ def test_weights_come_back_from_files_to_the_bit_and_the_files_go(state):
     assert not folder.exists()
     assert back.keys() == half.keys()
     assert all(back[name].dtype == torch.bfloat16 and torch.equal(back[name], half[name]) for name in half)
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left, ours, other = (
+        tmp_path / name for name in (f"{STAGING}{ended.pid}-x", f"{STAGING}{os.getpid()}-x", f"{STAGING}x")
+    )
+    for folder in (left, ours, other):
+        folder.mkdir()
+        (folder / "0.safetensors").write_bytes(b"x")
+    remove_orphans(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([ours, other])
 
 
 def test_sections_of_width_one_are_interleaved_for_vllm(slide_policy):
