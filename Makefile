@@ -7,7 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := test
-.PHONY: venv demo demo-full test check bench lock clean
+.PHONY: venv demo demo-full vllm-smoke test check bench lock clean
 
 venv: $(STAMP)
 
@@ -24,6 +24,9 @@ demo: $(STAMP)          ## the whole job on the built-in corpus: data, SFT, GRPO
 demo-full: $(STAMP)     ## the same from random weights, without the shipped warm start
 	$(BIN)/python -m scripts.demo --full
 
+vllm-smoke:             ## GRPO with rollouts from vLLM's CPU engine, in an environment of its own
+	PYTHON="$(PYTHON)" scripts/vllm_smoke
+
 test: $(STAMP)          ## the tests, without the slow ones
 	$(BIN)/python -m pytest
 
@@ -37,4 +40,4 @@ lock: $(STAMP)          ## write .ci/constraints.txt from what is installed
 	scripts/lock
 
 clean:                  ## remove the environment; runs/ stays
-	rm -rf .venv
+	rm -rf .venv .venv-engines

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.corpus import Corpus
-from data.gold import GoldPages, distinct_id
+from data.gold import GoldPages, answer_texts, distinct_id, text_field
 from data.render import is_pdf
 from data.sources import Found, normalise_id
 from visor.text_files import read_text
@@ -40,9 +40,9 @@ def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | N
         doc_id = _document(folder, gold)
         for where, row in _rows(folder / f"{folder.name}_qa.jsonl", gold):
             try:
-                questions.append(_question(row, folder, doc_id, used, where))
+                questions.append(_question(row, folder, doc_id, used))
             except ValueError as error:
-                gold.report(f"{error}; left out", "row")
+                gold.report(f"{where}: {error}; left out", "row")
     return questions
 
 
@@ -105,21 +105,17 @@ def _rows(path: Path, gold: GoldPages) -> Iterator[tuple[str, Any]]:
             gold.report(f"{where}: not JSON: {error.msg}; left out", "row")
 
 
-def _question(row: Any, folder: Path, doc_id: str, used: set[str], where: str) -> Question:
+def _question(row: Any, folder: Path, doc_id: str, used: set[str]) -> Question:
+    """ValueError, naming the field, for a row that is no question."""
     if not isinstance(row, dict):
-        raise ValueError(f"{where}: not an object")
-    text, answer = row.get("question"), row.get("answer")
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{where}: question is missing or empty")
-    answers = answer if isinstance(answer, list) else [answer]
-    if not answers or any(isinstance(item, bool) or not isinstance(item, str | int) for item in answers):
-        raise ValueError(f"{where}: answer is {json.dumps(answer)}, not an answer")
+        raise ValueError("not an object")
+    text, answers = text_field(row, "question"), answer_texts(row.get("answer"), "answer")
     kind = str(row.get("type") or "")
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Question(
         question_id=distinct_id(f"{folder.name}:{digest[:8]}", used),
         text=text,
-        gold_answers=[str(item) for item in answers],
+        gold_answers=answers,
         tags={
             "benchmark": "docbench",
             "_doc_id": doc_id,

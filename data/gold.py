@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from data.corpus import Corpus
 from data.sources import normalise_id
@@ -103,6 +104,51 @@ def _stem(doc_id: str) -> str:
 def _same_tail(one: str, other: str) -> bool:
     """Whether one path ends as the other."""
     return f"/{one}".endswith(f"/{other}") or f"/{other}".endswith(f"/{one}")
+
+
+def text_field(record: dict[str, Any], key: str, prefix: str = "") -> str:
+    """A field that has to be a text; ValueError naming it, after `prefix`, when it is missing or empty."""
+    value = record.get(key)
+    if value is None:
+        raise ValueError(f"{prefix}{key} is missing")
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{prefix}{key} is {_shown(value)}, not a text")
+    return value
+
+
+def answer_texts(value: Any, name: str) -> list[str]:
+    """The gold answers that a field holds: a text, a number, or a list of them, as they are written.
+
+    ValueError naming the field for anything else, an empty text and a list with one included: no answer
+    could be right by them.
+    """
+    answers = value if isinstance(value, list) else [value]
+    usable = [
+        isinstance(item, str | int | float) and not isinstance(item, bool) and str(item).strip()
+        for item in answers
+    ]
+    if not answers or not all(usable):
+        raise ValueError(f"{name} is {_shown(value)}, not an answer")
+    return [str(item) for item in answers]
+
+
+def answer_text(value: Any, name: str) -> str:
+    """A field that is one text or number, as `answer_texts` reads them."""
+    if isinstance(value, list):
+        raise ValueError(f"{name} is {_shown(value)}, not a text")
+    return answer_texts(value, name)[0]
+
+
+def page_list(value: Any, name: str) -> list[int]:
+    """Page numbers of a field: a list of whole numbers, or one; None is none. ValueError naming the field."""
+    pages = [] if value is None else [value] if type(value) is int else value
+    if not isinstance(pages, list) or any(type(page) is not int for page in pages):
+        raise ValueError(f"{name} {_shown(value)} is not a list of page numbers")
+    return pages
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def distinct_id(wanted: str, used: set[str]) -> str:

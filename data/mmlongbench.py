@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data.corpus import Corpus
-from data.gold import GoldPages, distinct_id
+from data.gold import GoldPages, answer_text, distinct_id, page_list, text_field
 from data.table_rows import RowFile
 from visor.literals import list_literal
 from visor.text_files import read_text
@@ -39,51 +39,53 @@ def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | N
         try:
             questions.append(_question(row, gold, used, f"{path}, row {number}"))
         except ValueError as error:
-            gold.report(f"{error}; row left out", "row")
+            gold.report(f"{path}, row {number}: {error}; left out", "row")
     return questions
 
 
-def _read_rows(path: Path) -> list[dict[str, Any]]:
+def _read_rows(path: Path) -> list[Any]:
     if path.suffix == ".parquet":
         return [row for _, row in RowFile(path, "").rows(COLUMNS)]
     try:
         rows = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or not any(isinstance(row, dict) for row in rows or [{}]):
         raise ValueError(f"{path}: expected a list of rows as in MMLongBench-Doc's samples.json")
     return rows
 
 
-def _question(row: dict[str, Any], gold: GoldPages, used: set[str], where: str) -> Question:
-    for key in ("doc_id", "question", "answer"):
-        if row.get(key) is None:
-            raise ValueError(f"{where}: {key} is missing")
-    answer, answer_format = str(row["answer"]), str(row.get("answer_format", ""))
-    pages = _page_numbers(parse_list(row.get("evidence_pages", "[]"), where), where)
+def _question(row: Any, gold: GoldPages, used: set[str], where: str) -> Question:
+    """ValueError, naming the field, for a row that is no question."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{json.dumps(row)} is not an object")
+    doc_id, text = text_field(row, "doc_id"), text_field(row, "question")
+    answer = answer_text(row.get("answer"), "answer")
+    answer_format = str(row.get("answer_format") or "")
+    pages = page_list(parse_list(row.get("evidence_pages") or "[]", "evidence_pages"), "evidence_pages")
     tags: dict[str, Any] = {
         "benchmark": "mmlongbench",
-        "_doc_id": gold.doc_id(row["doc_id"]),
-        "doc_type": row.get("doc_type", ""),
-        "evidence_sources": parse_list(row.get("evidence_sources", "[]"), where),
+        "_doc_id": gold.doc_id(doc_id),
+        "doc_type": str(row.get("doc_type") or ""),
+        "evidence_sources": parse_list(row.get("evidence_sources") or "[]", "evidence_sources"),
         "answerable": answer.strip() != NOT_ANSWERABLE,
     }
     if answer_format == "List":
         try:
-            tags["_answer_list"] = parse_list(answer, where)
+            tags["_answer_list"] = parse_list(answer, "answer")
         except ValueError as error:
-            gold.report(f"{error}, although answer_format is List; kept as text")
-    digest = hashlib.sha256(f"{row['doc_id']}\n{row['question']}".encode()).hexdigest()
-    question_id = distinct_id(f"{row['doc_id']}:{digest[:8]}", used)
+            gold.report(f"{where}: {error}, although answer_format is List; kept as text")
+    digest = hashlib.sha256(f"{doc_id}\n{text}".encode()).hexdigest()
+    question_id = distinct_id(f"{doc_id}:{digest[:8]}", used)
     where = f"{where} ({question_id})"
-    gold_pages = gold.check_all(row["doc_id"], pages, where)
+    gold_pages = gold.check_all(doc_id, pages, where)
     if gold_pages:
         tags["hop"] = "single" if len(gold_pages) == 1 else "multi"
     elif tags["answerable"] and not pages:
         gold.report(f"{where}: answerable, but no evidence page is given", "no gold")
     return Question(
         question_id=question_id,
-        text=row["question"],
+        text=text,
         gold_answers=[answer],
         gold_page_ids=gold_pages,
         answer_format=answer_format,
@@ -91,18 +93,14 @@ def _question(row: dict[str, Any], gold: GoldPages, used: set[str], where: str) 
     )
 
 
-def parse_list(text: Any, where: str) -> list[Any]:
-    """Read a list that is stored as a string, as a literal: nothing is evaluated as code."""
+def parse_list(text: Any, name: str) -> list[Any]:
+    """Read a list that is stored as a string, as a literal: nothing is evaluated as code.
+
+    ValueError naming the field for anything else.
+    """
     if isinstance(text, list):
         return text
     value = list_literal(text.strip()) if isinstance(text, str) else None
     if value is None:
-        raise ValueError(f"{where}: {text!r} is not a list")
+        raise ValueError(f"{name} {text!r} is not a list")
     return value
-
-
-def _page_numbers(pages: list[Any], where: str) -> list[int]:
-    for page in pages:
-        if type(page) is not int:
-            raise ValueError(f"{where}: evidence page {page!r} is not a whole number")
-    return pages

@@ -39,6 +39,19 @@ def check_target(path: Path, benchmark: str) -> None:
         raise ValueError(f"{path} holds {owner}; name another file with --questions FILE")
 
 
+def read_summary(questions: Sequence[Question], problems: Sequence[str]) -> str:
+    """Counts of what a reader found: `134 questions, 104 with gold pages, 28 unanswerable; …`."""
+    gold = sum(bool(question.gold_page_ids) for question in questions)
+    unanswerable = sum(question.tags.get("answerable") is False for question in questions)
+    kinds = Counter(problem.kind for problem in problems if isinstance(problem, Problem))
+    counts = f"{counted(len(questions), 'question')}, {gold} with gold pages, {unanswerable} unanswerable"
+    if kinds["row"]:
+        counts += f"; {counted(kinds['row'], 'row')} left out or renamed"
+    if kinds["gold page"]:
+        counts += f"; {counted(kinds['gold page'], 'gold page')} dropped"
+    return counts
+
+
 @dataclass
 class QuestionsReport:
     """What was read, and every defect by name."""

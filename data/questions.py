@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from data import docbench, mmlongbench, slidevqa, visual_rag_json
+from data import docbench, mmlongbench, rl_parquet, slidevqa, visual_rag_json
 from data.corpus import Corpus
 from data.gold import GoldPages, refuse_repeated_ids
 from visor.text_files import read_text
@@ -50,6 +50,7 @@ LOADERS: dict[str, Loader] = {
     "mmlongbench": mmlongbench.load,
     "vidoseek": visual_rag_json.load,
     "visual_rag_json": visual_rag_json.load,
+    "rl_parquet": rl_parquet.load,
     "slidevqa": slidevqa.load,
     "docbench": docbench.load,
 }

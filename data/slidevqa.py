@@ -17,7 +17,7 @@ from typing import Any
 
 from data.corpus import Corpus
 from data.corpus_files import EXTRACTED_FOLDER
-from data.gold import GoldPages, distinct_id
+from data.gold import GoldPages, answer_text, distinct_id, page_list, text_field
 from data.images import PageFile
 from data.ingest_report import OnProgress, Progress
 from data.mmlongbench import parse_list
@@ -51,7 +51,7 @@ def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | N
             try:
                 question = _question(row, file.split, gold, where)
             except ValueError as error:
-                gold.report(f"{error}; row left out", "row")
+                gold.report(f"{where}: {error}; left out", "row")
                 continue
             unique = distinct_id(question.question_id, used)
             if unique != question.question_id:
@@ -72,14 +72,11 @@ def _row_files(path: str | Path) -> list[RowFile]:
 
 
 def _question(row: dict[str, Any], split: str, gold: GoldPages, where: str) -> Question:
-    for key in ("qa_id", "deck_name", "question", "answer"):
-        if row.get(key) is None or not str(row[key]).strip():
-            raise ValueError(f"{where}: {key} is missing")
-    numbers = parse_list(row.get("evidence_pages") or [], where)
-    if any(type(number) is not int for number in numbers):
-        raise ValueError(f"{where}: evidence_pages {numbers} are not page numbers")
-    question_id = f"{split}:{row['qa_id']}" if split else str(row["qa_id"])
-    deck = str(row["deck_name"])
+    """ValueError, naming the field, for a row that is no question."""
+    qa_id, answer = (answer_text(row.get(key), key) for key in ("qa_id", "answer"))
+    deck, text = text_field(row, "deck_name"), text_field(row, "question")
+    numbers = page_list(parse_list(row.get("evidence_pages") or [], "evidence_pages"), "evidence_pages")
+    question_id = f"{split}:{qa_id}" if split else qa_id
     pages = gold.check_all(deck, numbers, f"{where} ({question_id})")
     if not numbers:
         gold.report(f"{where} ({question_id}): no evidence page is given", "no gold")
@@ -97,8 +94,8 @@ def _question(row: dict[str, Any], split: str, gold: GoldPages, where: str) -> Q
         tags["split"] = split
     return Question(
         question_id=question_id,
-        text=str(row["question"]),
-        gold_answers=[str(row["answer"])],
+        text=text,
+        gold_answers=[answer],
         gold_page_ids=pages,
         tags=tags,
     )

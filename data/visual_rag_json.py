@@ -6,89 +6,96 @@ import json
 from pathlib import Path
 from typing import Any
 
+from data import rl_parquet
 from data.corpus import Corpus
-from data.gold import GoldPages, distinct_id
+from data.gold import GoldPages, answer_texts, distinct_id, page_list, text_field
 from visor.text_files import read_text
 from visor.types import Question
 
 
 def load(path: str | Path, corpus: Corpus | None = None, problems: list[str] | None = None) -> list[Question]:
-    """Read the questions of a file.
+    """Read the questions of a file; a `.parquet` is read by `data.rl_parquet`, the sets' other form.
 
-    The id is the uid as text; 0 is an id like any other, and where uids differ only in type (0 and "0") the
-    later one gets `…~2`. A numeric answer is kept as written in JSON ("12.5"). Gold pages are 1-based; those
-    outside the document are dropped and reported in `problems`. An example without a usable answer, query or
-    document is left out and reported, naming its uid. Raises ValueError for a file of another shape and for
-    two examples with the same uid.
+    The id is the uid as text; 0 is an id like any other. Where uids are the same, or differ in type only (0
+    and "0"), the later one gets `…~2`, and the former case is reported. A numeric answer is kept as written
+    in JSON ("12.5"). Gold pages are 1-based; those outside the document are dropped and reported in
+    `problems`. An example that cannot be used is left out and reported with its uid and field. Raises
+    ValueError for a file of another shape.
     """
     path = Path(path)
+    if path.suffix == ".parquet":
+        return rl_parquet.load(path, corpus, problems)
     gold = GoldPages(corpus, problems)
     questions: list[Question] = []
     uids: set[tuple[str, str]] = set()
     used: set[str] = set()
     for position, example in enumerate(_read_examples(path), start=1):
-        uid = example.get("uid")
-        if uid is None:
-            gold.report(f"{path}, example {position}: uid is missing; left out", "row")
+        where = f"{path}, example {position}"
+        try:
+            uid = _uid(example)
+            where = f"{where} (uid {uid!r})"
+            question = _question(example, str(uid), gold, where)
+        except ValueError as error:
+            gold.report(f"{where}: {error}; left out", "row")
             continue
+        unique = distinct_id(question.question_id, used)
         if (key := (type(uid).__name__, str(uid))) in uids:
-            raise ValueError(f"{path}, example {position}: uid {uid!r} is used more than once")
+            gold.report(f"{where}: the uid is used before; this one is {unique}", "row")
         uids.add(key)
-        where = f"{path}, uid {uid!r}"
-        if defect := _defect(example):
-            gold.report(f"{where}: {defect}; left out", "row")
-            continue
-        question_id = distinct_id(str(uid), used)
-        questions.append(_question(example, question_id, gold, where))
+        questions.append(question.model_copy(update={"question_id": unique}))
     return questions
 
 
-def _read_examples(path: Path) -> list[dict[str, Any]]:
+def _read_examples(path: Path) -> list[Any]:
     try:
         # Numbers stay text: 12.50 is an answer, not a quantity.
         content = json.loads(read_text(path), parse_float=str)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
     examples = content.get("examples") if isinstance(content, dict) else None
-    if not isinstance(examples, list) or not all(isinstance(example, dict) for example in examples):
+    if not isinstance(examples, list) or not any(isinstance(example, dict) for example in examples or [{}]):
         raise ValueError(f'{path}: expected {{"examples": [...]}} as in ViDoSeek\'s question files')
     return examples
 
 
-def _defect(example: dict[str, Any]) -> str:
-    """Why an example cannot be used; "" when it can."""
-    answer = example.get("reference_answer")
-    if not isinstance(answer, str | int | list) or isinstance(answer, bool):
-        return f"reference_answer is {json.dumps(answer)}, not an answer"
-    if not isinstance(example.get("query"), str) or not example["query"].strip():
-        return "query is missing or empty"
-    meta = example.get("meta_info")
-    if not isinstance(meta, dict) or not isinstance(meta.get("file_name"), str):
-        return "meta_info.file_name is missing"
-    pages = meta.get("reference_page", [])
-    if not isinstance(pages, list) or any(type(page) is not int for page in pages):
-        return f"reference_page {json.dumps(pages)} is not a list of page numbers"
-    return ""
+def _uid(example: Any) -> str | int:
+    if not isinstance(example, dict):
+        raise ValueError(f"{json.dumps(example)} is not an object")
+    uid = example.get("uid")
+    if uid is None:
+        raise ValueError("uid is missing")
+    if not isinstance(uid, str | int) or isinstance(uid, bool) or not str(uid).strip():
+        raise ValueError(f"uid is {json.dumps(uid)}, neither a text nor a whole number")
+    return uid
 
 
 def _question(example: dict[str, Any], question_id: str, gold: GoldPages, where: str) -> Question:
-    meta, answer = example["meta_info"], example["reference_answer"]
-    pages = gold.check_all(meta["file_name"], meta.get("reference_page", []), where)
+    """ValueError, naming the field, for an example that is no question."""
+    answers = answer_texts(example.get("reference_answer"), "reference_answer")
+    text = text_field(example, "query")
+    meta = example.get("meta_info")
+    if not isinstance(meta, dict):
+        raise ValueError("meta_info is missing or no object")
+    name = text_field(meta, "file_name", "meta_info.")
+    numbers = page_list(meta.get("reference_page"), "meta_info.reference_page")
+    if not numbers:
+        gold.report(f"{where}: meta_info.reference_page gives no page", "no gold")
+    pages = gold.check_all(name, numbers, where)
     sources = meta.get("source_type", [])
-    tags = {
-        "doc_id": gold.doc_id(meta["file_name"]),
-        "evidence_sources": [sources] if isinstance(sources, str) else sources,
-        "query_type": meta.get("query_type", ""),
-        "doc_type": meta.get("doc_type", ""),
+    tags: dict[str, Any] = {
+        "doc_id": gold.doc_id(name),
+        "evidence_sources": [sources] if isinstance(sources, str) else sources or [],
+        "query_type": str(meta.get("query_type") or ""),
+        "doc_type": str(meta.get("doc_type") or ""),
     }
     if hop := _hop(tags["query_type"], len(pages)):
         tags["hop"] = hop
     return Question(
         question_id=question_id,
-        text=example["query"],
-        gold_answers=[str(item) for item in answer] if isinstance(answer, list) else [str(answer)],
+        text=text,
+        gold_answers=answers,
         gold_page_ids=pages,
-        answer_format=meta.get("answer_format", ""),
+        answer_format=str(meta.get("answer_format") or ""),
         tags=tags,
     )
 

@@ -8,11 +8,14 @@ from pydantic import Field, field_validator, model_validator
 
 from grpo.advantage import ScaleRewards
 from grpo.alarms import NAMES, AlarmsConfig
-from grpo.figures import FIGURES, LOWER_IS_BETTER
+from grpo.engine_options import EngineOptions
+from grpo.figures import FIGURES, LOWER_IS_BETTER, pass_figures
 from grpo.loss import ImportanceSamplingLevel, LossSettings, LossType
 from rollout.build import JudgeOptions
+from rollout.model_hub import HubOptions
 from visor.config import Config
 from visor.env.config import EpisodeConfig
+from visor.models.options import ModelOptions
 
 
 class AuxiliaryConfig(Config):
@@ -28,9 +31,7 @@ class AuxiliaryConfig(Config):
     """The last step the loss is added in; null: all of them."""
 
 
-class GrpoConfig(Config):
-    model_name_or_path: str
-    """Folder of the policy to start from, tokenizer and image processor included."""
+class GrpoConfig(ModelOptions, HubOptions, EngineOptions):
     output_dir: str
     corpus: str
     """Corpus folder."""
@@ -88,7 +89,8 @@ class GrpoConfig(Config):
     """Upper bound on the ratio of tokens with a negative advantage too; null: none. Larger than 1 +
     epsilon_high to be of use."""
     beta: float = Field(0.0, ge=0)
-    """KL coefficient; above 0 a frozen copy of the starting policy is kept."""
+    """KL coefficient; above 0 the starting policy is kept beside the one in training: a frozen adapter where
+    an adapter trains, else a whole copy."""
     use_bias_correction_kl: bool = False
     kl_clamp: float | None = Field(None, gt=0)
     """Upper bound on the KL estimate of one token, as verl has at 10; None: no bound, as in TRL."""
@@ -109,7 +111,10 @@ class GrpoConfig(Config):
     num_iterations: int = Field(1, ge=1)
     """Passes over the rows of a step."""
     per_device_train_batch_size: int = Field(1, ge=1)
-    """Rows of one forward and backward pass."""
+    """Rows of one forward and backward pass, at most."""
+    max_tokens_per_micro_batch: int | None = Field(None, ge=1)
+    """Tokens of one forward and backward pass, padding included, at most; a longer row has one of its own.
+    null: per_device_train_batch_size alone decides. Neither changes the gradient."""
     gradient_accumulation_steps: int | None = Field(None, ge=1)
     """Micro-batches of one update. None: a single update over all rows of the step."""
     max_steps: int = Field(100, ge=1)
@@ -122,20 +127,6 @@ class GrpoConfig(Config):
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     max_grad_norm: float = Field(1.0, gt=0)
-    freeze: list[str] = []
-    """Parts that are not trained: vision_tower, projector, language_model."""
-    use_peft: bool = False
-    """Train a LoRA adapter on the language model instead of the weights."""
-    lora_r: int = Field(16, ge=1)
-    lora_alpha: int = Field(32, ge=1)
-    lora_dropout: float = Field(0.0, ge=0, lt=1)
-    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Of the weights."""
-    bf16: bool = False
-    """Compute in bfloat16 over float32 weights, or over the sharded ones of DeepSpeed."""
-    attn_implementation: str | None = None
-    gradient_checkpointing: bool = False
-    seed: int = 42
     torch_threads: int | None = None
     """CPU threads of each process; None leaves PyTorch's choice."""
 
@@ -152,7 +143,7 @@ class GrpoConfig(Config):
     eval_limit: int | None = Field(None, ge=1)
     """The first so many questions; null: all."""
     eval_num_samples: int = Field(1, ge=1)
-    """Trajectories a question."""
+    """Trajectories a question; with several, pass@k beside the mean (pass_at_1, pass_at_2, …)."""
     eval_temperature: float | None = Field(None, ge=0)
     """0 = greedy; null: that of training."""
     metric_for_best_model: str = "reward"
@@ -219,10 +210,11 @@ class GrpoConfig(Config):
                     raise ValueError(f"{name} needs validation: set eval_steps and eval_questions")
         elif self.eval_questions is None:
             raise ValueError("eval_steps needs eval_questions, the questions to validate on")
-        if self.metric_for_best_model not in FIGURES:
+        known = [*FIGURES, *pass_figures(self.eval_num_samples)]
+        if self.metric_for_best_model not in known:
             raise ValueError(
-                f"metric_for_best_model {self.metric_for_best_model!r} is no figure of a validation; "
-                f"known: {', '.join(FIGURES)}"
+                f"metric_for_best_model {self.metric_for_best_model!r} is no figure of a validation with "
+                f"{self.eval_num_samples} sample(s) a question; known: {', '.join(known)}"
             )
         return self
 

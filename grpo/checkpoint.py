@@ -11,6 +11,7 @@ from pathlib import Path
 from visor.files import sync_folder
 
 _NAME = re.compile(r"checkpoint-(\d+)")
+_LEFTOVERS = (".tmp-checkpoint-*", ".tmp-shards-*", ".old-checkpoint-*")
 
 
 def save_atomically(output_dir: Path, step: int, write: Callable[[Path], None]) -> Path:
@@ -22,7 +23,7 @@ def save_atomically(output_dir: Path, step: int, write: Callable[[Path], None]) 
     temporary = output_dir / f".tmp-checkpoint-{step}"
     write_folder(temporary, write)
     if final.exists():
-        shutil.rmtree(final)
+        remove(final)
     os.rename(temporary, final)
     sync_folder(output_dir)
     return final
@@ -57,7 +58,7 @@ def drop_after(output_dir: Path, step: int) -> None:
     """Delete the checkpoints of later steps than `step`: a run that goes on from there makes its own."""
     for later, path in checkpoints(output_dir):
         if later > step:
-            shutil.rmtree(path)
+            remove(path)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -71,4 +72,19 @@ def step_of(checkpoint: Path) -> int:
 def drop_old(output_dir: Path, keep: int | None) -> None:
     """Delete all but the newest `keep` checkpoints; None keeps all."""
     for _, path in checkpoints(output_dir)[: -keep if keep else 0]:
-        shutil.rmtree(path)
+        remove(path)
+
+
+def remove(checkpoint: Path) -> None:
+    """Delete a checkpoint. It is renamed first, so that a kill leaves no half of one under its name."""
+    hidden = checkpoint.with_name(f".old-{checkpoint.name}")
+    shutil.rmtree(hidden, ignore_errors=True)
+    os.rename(checkpoint, hidden)
+    shutil.rmtree(hidden)
+
+
+def clear_leftovers(output_dir: Path) -> None:
+    """Delete what a killed run left of checkpoints that it was writing or deleting."""
+    for pattern in _LEFTOVERS:
+        for path in output_dir.glob(pattern):
+            shutil.rmtree(path)

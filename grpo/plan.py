@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from data.questions import load_questions
 from grpo.arguments import GrpoConfig
 from grpo.planning.context import ContextPlan, plan_context
 from grpo.planning.demand import Demand, device_bytes, gpu_demand, memory_findings
+from grpo.planning.engine import EngineLimits, engine_limits
 from grpo.planning.launch import Launch, find_launch
 from grpo.planning.limits import Finding, limit_findings
 from grpo.planning.model import Parameters, count_parameters, read_model_config, read_tokenizer
@@ -26,6 +27,7 @@ from grpo.planning.options import PlanOptions
 from grpo.planning.report import context_report, memory_report, row_report, summary
 from grpo.planning.scene import Material, gather
 from grpo.planning.wording import counting_renderer, stand_in_tokenizer
+from visor.models.precision import DeviceFacts, device_facts, with_device_defaults
 from visor.types import Page, Question
 
 REFUSED = 2
@@ -39,6 +41,7 @@ class Plan:
     config: GrpoConfig
     launch: Launch
     context: ContextPlan
+    limits: EngineLimits
     material: Material
     tokenizer_is_real: bool
     parameters: Parameters
@@ -58,7 +61,7 @@ class Plan:
         config, context, world = self.config, self.context, self.launch.world_size
         lines = [
             f"plan of a GRPO run from {config.model_name_or_path}",
-            *context_report(config, context, self.material, self.tokenizer_is_real),
+            *context_report(config, context, self.material, self.tokenizer_is_real, self.limits),
             *row_report(config, context, self.turns, self.reply_tokens, world),
             *memory_report(config, self.parameters, self.demand, self.launch, self.device),
         ]
@@ -71,6 +74,7 @@ def make_plan(config: GrpoConfig, options: PlanOptions) -> Plan:
         options.plan_launch_file, options.plan_world_size, options.plan_zero_stage, options.plan_fsdp
     )
     model_config = read_model_config(config.model_name_or_path)
+    config = with_device_defaults(config, planned_device(launch.is_deepspeed))
     tokenizer = read_tokenizer(config.model_name_or_path)
     turns = min(options.plan_turns, config.episode.max_turns)
     reply_tokens = min(options.plan_reply_tokens, config.max_completion_length)
@@ -79,14 +83,15 @@ def make_plan(config: GrpoConfig, options: PlanOptions) -> Plan:
         config, model_config, tokenizer or stand_in_tokenizer(), pages, questions, turns, reply_tokens
     )
     parameters = count_parameters(config, model_config)
-    demand = gpu_demand(config, model_config, parameters, context, launch, reply_tokens)
     device = device_bytes(options)
+    demand = gpu_demand(config, model_config, parameters, context, launch, reply_tokens, device)
     findings = limit_findings(config, model_config, context, material, options.plan_must_fit)
     findings += memory_findings(config, demand, launch, device, options.plan_must_fit)
     return Plan(
         config=config,
         launch=launch,
         context=context,
+        limits=plan_engine(config, tokenizer or stand_in_tokenizer(), context, _held_out(config)),
         material=material,
         tokenizer_is_real=tokenizer is not None,
         parameters=parameters,
@@ -96,6 +101,13 @@ def make_plan(config: GrpoConfig, options: PlanOptions) -> Plan:
         reply_tokens=reply_tokens,
         findings=findings,
     )
+
+
+def planned_device(deepspeed: bool) -> DeviceFacts:
+    """The device of the plan, which is a GPU: the one that is here, else one that computes in bfloat16."""
+    here = device_facts()
+    facts = here if here.kind != "cpu" else DeviceFacts("cuda", bf16=True)
+    return replace(facts, master_weights=deepspeed)
 
 
 def plan(config: GrpoConfig, options: PlanOptions) -> int:
@@ -133,6 +145,34 @@ def check_limits(
         for finding in findings:
             print(f"warning: {finding.text}", file=sys.stderr, flush=True)
     return context
+
+
+def plan_engine(
+    config: GrpoConfig,
+    tokenizer,
+    context: ContextPlan,
+    held_out: tuple[Sequence[Page], Sequence[Question]] | None,
+) -> EngineLimits:
+    """The limits of an engine for training contexts of `context` and for the pages and questions of
+    validation, None without one."""
+    model_config = read_model_config(config.model_name_or_path)
+    contexts = [context]
+    if held_out is not None:
+        contexts.append(
+            _context(config, model_config, tokenizer, *held_out, 1, config.max_completion_length)[0]
+        )
+    return engine_limits(config, contexts, model_config.text_config.max_position_embeddings)
+
+
+def _held_out(config: GrpoConfig) -> tuple[list[Page], list[Question]] | None:
+    """Pages and questions of validation, None without one or where they do not exist yet."""
+    folder, questions = config.eval_corpus or config.corpus, config.eval_questions
+    if config.eval_steps is None or questions is None or not Path(folder).exists():
+        return None
+    if not Path(questions.partition(":")[2]).is_file():
+        return None
+    corpus = Corpus.open(folder)
+    return corpus.pages(), load_questions(questions, corpus, [])[: config.eval_limit]
 
 
 def _context(

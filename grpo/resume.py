@@ -30,6 +30,18 @@ FREE_TO_CHANGE = {
     "judge_options.max_retries",
     "alarms",
     "stop_on_alarm",
+    "stage_timeout",
+    "max_train_inference_gap",
+    "vllm_mode",
+    "vllm_server_base_url",
+    "vllm_server_timeout",
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_sleep_mode",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private_repo",
+    "hub_strategy",
 }
 """Settings a resumed run may change; any other would make it another run."""
 OF_VALIDATION = {

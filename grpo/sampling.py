@@ -12,6 +12,7 @@ from grpo.advantage import is_degenerate
 from grpo.schedule import items_from
 from rollout.engine import RolloutEngine
 from rollout.group import Group, sample_groups
+from visor.stage_clock import CLOCK
 from visor.types import Question
 
 
@@ -78,7 +79,8 @@ class GroupSampler:
             if not self.filter_zero_std_groups:
                 return sampled
             mine = sum(not is_degenerate(group.rewards) for group in sampled.groups)
-            sampled.missing = wanted = self.questions_per_step - sum(gather_object([mine]))
+            with CLOCK.running("gather"):
+                sampled.missing = wanted = self.questions_per_step - sum(gather_object([mine]))
             if not wanted or sampled.rounds == self.max_resampling_rounds:
                 return sampled
             sampled.rounds += 1

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from accelerate.utils import gather_object
 
+from grpo.arguments import GrpoConfig
+from grpo.card import card_facts
 from grpo.checkpoint import drop_old, save_atomically
 from grpo.hyperparameters import hyperparameters, set_hyperparameters
 from grpo.launching import sharding_of
@@ -20,6 +22,8 @@ from grpo.random_state import random_state, restore_random_state
 from grpo.sharding import WholePolicy
 from grpo.shards import check_fits_launch, make_shards
 from rollout.manifest import write_json
+from rollout.model_card import write_card
+from visor.models.lora import save_policy
 
 
 class RunSaver:
@@ -31,6 +35,7 @@ class RunSaver:
 
     def __init__(
         self,
+        config: GrpoConfig,
         accelerator,
         *,
         model,
@@ -38,18 +43,16 @@ class RunSaver:
         scheduler,
         processor,
         policy: WholePolicy,
-        output_dir: Path,
-        save_total_limit: int | None,
     ) -> None:
         """`model` as prepared for training, `policy` the whole of it."""
+        self.config = config
         self.accelerator = accelerator
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.processor = processor
         self.policy = policy
-        self.output_dir = output_dir
-        self.save_total_limit = save_total_limit
+        self.output_dir = Path(config.output_dir)
         self.shards = make_shards(accelerator, model, optimizer)
 
     def save(self, step: int, questions_drawn: int) -> None:
@@ -65,15 +68,14 @@ class RunSaver:
             self.accelerator.wait_for_everyone()
 
         def write(folder: Path) -> None:
-            self.write_whole_model(folder)
-            self._write_state(folder, step, questions_drawn, states)
+            self.write_checkpoint(folder, step, questions_drawn, states)
             if self.shards is not None:
                 os.rename(shards, folder / self.shards.folder)
 
         with self.policy.present():
             if self.accelerator.is_main_process:
                 save_atomically(self.output_dir, step, write)
-                drop_old(self.output_dir, self.save_total_limit)
+                drop_old(self.output_dir, self.config.save_total_limit)
             self.accelerator.wait_for_everyone()
 
     @contextmanager
@@ -81,10 +83,14 @@ class RunSaver:
         """Inside, what it gives writes the present model into a folder that plain `from_pretrained` loads;
         the main process is to use it."""
         with self.policy.present():
-            yield self.write_whole_model
+            yield self.write_model
             self.accelerator.wait_for_everyone()
 
-    def _write_state(self, folder: Path, step: int, questions_drawn: int, states: list[dict]) -> None:
+    def write_checkpoint(self, folder: Path, step: int, questions_drawn: int, states: list[dict]) -> None:
+        """Fill a checkpoint's folder with everything but the processes' shares. `states`: the random state of
+        each process."""
+        self.write_model(folder)
+        write_card(folder, card_facts(self.config, step))
         if self.shards is None:
             torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
         torch.save(self.scheduler.state_dict(), folder / "scheduler.pt")
@@ -98,9 +104,9 @@ class RunSaver:
         }
         write_json(folder / "trainer_state.json", state)
 
-    def write_whole_model(self, folder: Path) -> None:
-        """Write a folder that plain `from_pretrained` loads; inside `policy.present()`."""
-        self.policy.model.save_pretrained(folder)
+    def write_model(self, folder: Path) -> None:
+        """Write a folder that plain `from_pretrained` loads, while the whole policy is present."""
+        save_policy(self.policy.model, folder)
         self.processor.save_pretrained(folder)
 
     def load(self, checkpoint: Path) -> dict:

@@ -15,9 +15,10 @@ from rewards.judge import Judge
 from rollout.metrics import headline
 from rollout.results import ResultRow
 
-STAGES = ("encode", "retrieve", "crop", "decode", "judge", "update")
+STAGES = ("encode", "retrieve", "crop", "decode", "judge", "update", "push")
 """encode: contexts to ids, pictures to features; retrieve: searches; crop: reading pages and cutting them;
-decode: sampling replies; judge: at least one trajectory waits for its score; update: the optimization."""
+decode: sampling replies; judge: at least one trajectory waits for its score; update: the optimization; push:
+the new weights on their way to the engine, and the gap to it."""
 
 
 def reward_metrics(results: Sequence[ResultRow]) -> dict:
@@ -30,7 +31,8 @@ def update_metrics(report: UpdateReport, has_reference: bool) -> dict:
     """Loss and gradient norm: means over the step's updates. kl (None without a reference), entropy (nats)
     and clip_ratio: means over the trained tokens of all updates. logprob_gap: |log p under the training row −
     log p at sampling| while the policy is still the one that sampled: over the tokens of the first iteration,
-    or, where they are not scored before the updates (turn mode), of the step's first update."""
+    or, where they are not scored before the updates (turn mode), of the step's first update. padding_share:
+    pads among all tokens of the forward and backward passes."""
     stats = report.stats
     metrics = {
         "loss": _mean(report.loss),
@@ -41,6 +43,7 @@ def update_metrics(report: UpdateReport, has_reference: bool) -> dict:
         "logprob_gap_mean": report.gap_sum / report.gap_tokens if report.gap_tokens else None,
         "logprob_gap_max": report.gap_max if report.gap_tokens else None,
         "trained_tokens": int(stats.tokens),
+        "padding_share": report.padding.share,
     }
     if report.auxiliary_loss:
         metrics["auxiliary_loss"] = _mean(report.auxiliary_loss)
@@ -81,9 +84,9 @@ def judge_metrics(judge: Judge) -> dict:
 
 
 def step_seconds(laps: Mapping[str, float], stages: Mapping[str, float]) -> dict:
-    """The time of a step: its laps one after the other (rollout, rows, record, update) and their total; under
-    `stages` the seconds of encode, retrieve, crop, decode, judge and update, and under `shares` what part of
-    the total each is. Of the main process. Stages of different threads may run side by side, so that the
+    """The time of a step: its laps one after the other (rollout, rows, record, update, push) and their total;
+    under `stages` the seconds of each of `STAGES`, and under `shares` what part of the total each is. Of the
+    main process. Stages of different threads may run side by side, so that the
     shares can add up to more than 1; what is in none of them is bookkeeping and waiting."""
     total = sum(laps.values())
     seconds = {stage: round(stages.get(stage, 0.0), 4) for stage in STAGES}
@@ -137,6 +140,8 @@ def validation_summary(line: dict, metric: str, is_best: bool) -> str:
 
     figures = {"reward": "reward", "accuracy": "accuracy", "complete": "completeness",
                "Δ=1": "verification_share", "finish": "finish_rate"}  # fmt: skip
+    widest = [name for name in line if name.startswith("pass_at_")][-1:]
+    figures |= {name.replace("pass_at_", "pass@"): name for name in widest}
     if metric not in figures.values():
         figures[metric] = metric
     return (

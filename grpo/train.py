@@ -20,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     With `--plan`, print what the run would take instead; status 2 when it exceeds a limit.
 
     Settings that cannot be trained end the command with a sentence and status 2, an alarm of `stop_on_alarm`
-    with a checkpoint, a sentence and status 3.
+    with a checkpoint, a sentence and status 3, a lost engine with a sentence and status 1, and a stage that
+    hangs with a report and status 4 (`stage_timeout`).
     """
     command = parse_cli(TrainCommand, argv, prog="grpo.train", description=DESCRIPTION)
     config = command.settings
@@ -36,7 +37,9 @@ def _train(config: GrpoConfig) -> int:
     import torch
 
     from grpo.build import build_trainer
+    from grpo.engine_policy import EngineLost
     from grpo.trainer import StoppedByAlarm
+    from visor.models.sampling_engine import EngineFailed
 
     if config.torch_threads:
         torch.set_num_threads(config.torch_threads)
@@ -51,6 +54,9 @@ def _train(config: GrpoConfig) -> int:
         if trainer.accelerator.is_main_process:
             print(f"grpo.train: {stopped}", file=sys.stderr)
         return 3
+    except (EngineLost, EngineFailed) as lost:
+        print(f"grpo.train: {lost}; the same command goes on from the newest checkpoint", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from grpo.batch import PolicyRow
 from grpo.loss import LossSettings, LossStats, policy_loss, row_coefficients
+from grpo.micro_batches import MicroBatching, Padding
 from rollout.rows import TrainingRow
 from visor.models.tensors import forward_logprobs
 
@@ -50,6 +51,8 @@ class UpdateReport:
     """Σ |log p under the training row − log p at sampling| over `gap_tokens`."""
     gap_max: float = 0.0
     gap_tokens: float = 0.0
+    padding: Padding = field(default_factory=Padding)
+    """Of the passes with a gradient."""
 
     def gathered(self) -> UpdateReport:
         """Add up the reports of all processes."""
@@ -61,6 +64,7 @@ class UpdateReport:
         total.gap_sum = sum(part.gap_sum for part in parts)
         total.gap_max = max(part.gap_max for part in parts)
         total.gap_tokens = sum(part.gap_tokens for part in parts)
+        total.padding = sum((part.padding for part in parts), Padding())
         return total
 
 
@@ -82,6 +86,7 @@ class PolicyUpdate:
         *,
         reference=None,
         micro_batch_size: int = 1,
+        max_tokens_per_micro_batch: int | None = None,
         gradient_accumulation_steps: int | None = None,
         num_iterations: int = 1,
         max_grad_norm: float = 1.0,
@@ -97,7 +102,7 @@ class PolicyUpdate:
         self.collate = collate
         self.settings = settings
         self.reference = reference
-        self.micro_batch_size = micro_batch_size
+        self.micro_batches: MicroBatching = MicroBatching(micro_batch_size, max_tokens_per_micro_batch)
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.num_iterations = num_iterations
         self.max_grad_norm = max_grad_norm
@@ -137,14 +142,14 @@ class PolicyUpdate:
             report.grad_norm.append(0.0)
             return False
         if auxiliary_tokens:
-            report.auxiliary_loss.append(self._auxiliary_backward(auxiliary, auxiliary_tokens))
+            report.auxiliary_loss.append(self._auxiliary_backward(auxiliary, auxiliary_tokens, report))
         batches = batches or [self._padding(coefficients)]
         total = 0.0
         for index, batch in enumerate(batches):
             with self._synchronised(index == len(batches) - 1):
                 loss = self._batch_loss(batch, coefficients, old, report, measure_gap)
                 # Processes average their gradients, but the coefficients are shares of one global sum.
-                self.accelerator.backward(loss * self.accelerator.num_processes)
+                self._backward(loss * self.accelerator.num_processes)
             total += loss.item()
         self._fill_gradients()
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
@@ -164,6 +169,7 @@ class PolicyUpdate:
                 parameter.grad = torch.zeros_like(parameter)
 
     def _batch_loss(self, batch_rows, coefficients, old, report: UpdateReport, measure_gap: bool) -> Tensor:
+        report.padding.add([item.row for item in batch_rows])
         batch = self._batch([item.row for item in batch_rows])
         logprobs, entropy = forward_logprobs(self.model, batch, entropy=True)
         reference = None
@@ -208,30 +214,34 @@ class PolicyUpdate:
         report.gap_max = max(report.gap_max, gap.max().item())
         report.gap_tokens += mask.sum().item()
 
-    def _auxiliary_backward(self, rows: Sequence[TrainingRow], total_tokens: int) -> float:
+    def _auxiliary_backward(
+        self, rows: Sequence[TrainingRow], total_tokens: int, report: UpdateReport
+    ) -> float:
         """Add the gradient of weight × token-mean loss of the auxiliary rows of all processes; returns the
         share of this process's rows in that mean. `total_tokens`: trained tokens on all processes."""
         factor = self.auxiliary_weight * self.accelerator.num_processes  # processes average their gradients
         value = 0.0
-        parts = self._parts(rows)
+        parts = self.micro_batches.split(rows, lambda row: len(row.input_ids))
         for part in self._filled_up(parts) if self.lockstep else parts:
+            if part:
+                report.padding.add(part)
             batch = self._batch(part or [self.empty_row])
             with self._synchronised(False):
                 loss = -forward_logprobs(self.model, batch).sum() / total_tokens * bool(part)
-                self.accelerator.backward(loss * factor)
+                self._backward(loss * factor)
             value += loss.item()
         return value
+
+    def _backward(self, loss: Tensor) -> None:
+        # Rows without pictures have no gradient where the language model is frozen.
+        if loss.requires_grad:
+            self.accelerator.backward(loss)
 
     # ------------------------------------------------------------ processes in step
 
     def _batch(self, rows: Sequence[TrainingRow]) -> dict[str, Tensor]:
         batch = self.collate(rows)
         return self.lockstep.add_picture(batch) if self.lockstep else batch
-
-    def _parts(self, items: Sequence) -> list[list]:
-        """In micro-batches."""
-        size = self.micro_batch_size
-        return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
     @staticmethod
     def _filled_up(parts: list[list]) -> list[list]:
@@ -246,7 +256,7 @@ class PolicyUpdate:
             return [list(rows)]
         shuffled = list(rows)
         random.Random(seed).shuffle(shuffled)
-        size = self.micro_batch_size * self.gradient_accumulation_steps
+        size = self.micro_batches.rows * self.gradient_accumulation_steps
         count = max(1, *gather_object([-(-len(rows) // size)]))
         return [shuffled[i * size : (i + 1) * size] for i in range(count)]
 
@@ -269,8 +279,8 @@ class PolicyUpdate:
         """Rows that have a gradient, longest first, in micro-batches; as many on every process, none when no
         process has such a row."""
         active = [item for item in rows if coefficients[id(item)] and self._has_gradient(item)]
-        active.sort(key=lambda item: -len(item.row.input_ids))
-        return [part or self._padding(coefficients) for part in self._filled_up(self._parts(active))]
+        parts = self._filled_up(self.micro_batches.split(active, _length))
+        return [part or self._padding(coefficients) for part in parts]
 
     def _padding(self, coefficients: dict[int, float]) -> list[PolicyRow]:
         """A micro-batch without a gradient, entered into the coefficients with weight 0."""
@@ -288,7 +298,7 @@ class PolicyUpdate:
         scored = {}
         model = self.accelerator.unwrap_model(self.model)
         model.eval()
-        parts = self._parts(sorted(rows, key=lambda item: -len(item.row.input_ids)))
+        parts = self.micro_batches.split(rows, _length)
         if self.lockstep is not None and self.lockstep.splits_weights:
             parts = self._filled_up(parts)
         for part in parts:
@@ -304,6 +314,10 @@ class PolicyUpdate:
         """Gradients travel between processes with the last micro-batch of an update only."""
         self.accelerator.gradient_state._set_sync_gradients(last)
         return nullcontext() if last else self.accelerator.no_sync(self.model)
+
+
+def _length(item: PolicyRow) -> int:
+    return len(item.row.input_ids)
 
 
 def _padded(values: Sequence[Tensor], like: Tensor) -> Tensor:

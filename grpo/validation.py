@@ -8,11 +8,15 @@ from pathlib import Path
 
 from accelerate.utils import gather_object
 
+from grpo.figures import pass_figures
 from grpo.records import VALIDATION_METRICS, VALIDATIONS, append_line, read_rows, write_trajectories
 from grpo.step_metrics import reward_metrics
+from rollout.analyses.samples import mean_pass_at_k
 from rollout.engine import EpisodeJob, RolloutEngine
 from rollout.results import result_row
 from visor.models.transformers import TransformersClient
+from visor.models.vllm import VLLMClient
+from visor.stage_clock import CLOCK
 from visor.types import Question, Trajectory, derive_seed
 
 
@@ -27,7 +31,7 @@ class Validation:
     def __init__(
         self,
         engine: RolloutEngine,
-        client: TransformersClient,
+        client: TransformersClient | VLLMClient,
         questions: Sequence[Question],
         *,
         accelerator,
@@ -51,7 +55,9 @@ class Validation:
         if self.accelerator.is_main_process:
             records = (record for _, record, _ in done)
             write_trajectories(self.output_dir / VALIDATIONS, step, records)
-        figures = reward_metrics([row for _, _, row in done])
+        rows = [row for _, _, row in done]
+        figures = reward_metrics(rows)
+        figures |= {name: mean_pass_at_k(rows, k) for name, k in pass_figures(self.num_samples).items()}
         seconds = round(time.perf_counter() - started, 4)
         return {"step": step, **figures, "n": len(done), "seconds": seconds}
 
@@ -65,14 +71,20 @@ class Validation:
             for sample in range(self.num_samples)
         ]
         # Features of an earlier validation were computed in other batches, or by other weights of the tower.
-        self.client.clear_cache()
+        self._clear_cache()
         trajectories = self.engine.run([job for _, job in jobs])
-        self.client.clear_cache()
+        self._clear_cache()
         mine = [
             (place, _record(trajectory), result_row(trajectory, job.question))
             for (place, job), trajectory in zip(jobs, trajectories, strict=True)
         ]
-        return sorted(gather_object(mine), key=lambda item: item[0])
+        with CLOCK.running("gather"):
+            return sorted(gather_object(mine), key=lambda item: item[0])
+
+    def _clear_cache(self) -> None:
+        # An engine files features under the picture itself, and forgets them when it is given new weights.
+        if isinstance(self.client, TransformersClient):
+            self.client.clear_cache()
 
     def append(self, line: dict) -> None:
         """Add an evaluation to validation.jsonl; until then it counts as not done."""

@@ -17,8 +17,10 @@ from rewards.answer import matches_any
 from rewards.honesty import is_refusal
 from rewards.judge_cache import CachedVerdict, JudgeCache, cache_key
 from rewards.judge_replies import Verdict, read_grade, read_verdict
+from rewards.running import Running
 from visor.env.prompts import fill
 from visor.models.base import PolicyClient, Request, Sampling
+from visor.stage_clock import CLOCK
 from visor.text_files import read_text
 from visor.types import derive_seed, text_message
 
@@ -153,7 +155,7 @@ class ModelJudge:
         self._sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
         self._max_concurrency = max_concurrency
         self._cache = cache
-        self._running: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Running] = (
+        self._running: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Running[Verdict]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -190,19 +192,20 @@ class ModelJudge:
         if known:
             self.counts.cached += 1
             return Verdict(known.value, known.raw, score=known.score)
-        running = self._running.setdefault(asyncio.get_running_loop(), _Running(self._max_concurrency))
-        task = running.tasks.get(key)
-        if task is not None:
-            self.counts.cached += 1
-        else:
-            task = asyncio.create_task(self._ask_and_keep(key, prompt, question, gold, answer, running))
-            running.tasks[key] = task
-            task.add_done_callback(lambda _: running.tasks.pop(key, None))
-        # Several trajectories may wait for it: one that is cancelled must not take it from the others.
-        return await asyncio.shield(task)
+        running = self._running.setdefault(asyncio.get_running_loop(), Running(self._max_concurrency))
+        self.counts.cached += key in running
+        return await running.shared(
+            key, lambda: self._ask_and_keep(key, prompt, question, gold, answer, running)
+        )
 
     async def _ask_and_keep(
-        self, key: str, prompt: JudgePrompt, question: str, gold: list[str], answer: str, running: _Running
+        self,
+        key: str,
+        prompt: JudgePrompt,
+        question: str,
+        gold: list[str],
+        answer: str,
+        running: Running[Verdict],
     ) -> Verdict:
         async with running.slots:
             read = read_grade if prompt is self._prompts["grade"] else read_verdict
@@ -235,15 +238,8 @@ class ModelJudge:
             except Exception as error:
                 # Retrying is the client's business: it knows a passing fault from a lasting one.
                 return Verdict(None, raw, f"{type(error).__name__}: {error}")
+            CLOCK.progress()
             verdict = read(raw)
             if verdict.value is not None:
                 return verdict
         return Verdict(None, raw, f"no verdict in {self._attempts} replies of {self.name}")
-
-
-class _Running:
-    """The calls of one event loop, to which semaphores and tasks belong."""
-
-    def __init__(self, max_concurrency: int) -> None:
-        self.slots = asyncio.Semaphore(max_concurrency)
-        self.tasks: dict[str, asyncio.Task[Verdict]] = {}

@@ -1,4 +1,4 @@
-"""Verdicts of a model judge on disk: the same answer is never paid for twice."""
+"""What models said of answers, on disk: verdicts and short answers. The same is never paid for twice."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class CachedVerdict(BaseModel):
-    """One line of the file: what was asked of whom, and the verdict. Texts are kept for a reader's sake; the
-    key alone counts."""
+    """One line of the file: what was asked of whom, and the verdict or, of an extraction, the reply. Texts
+    are kept for a reader's sake; the key alone counts."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -27,9 +27,10 @@ class CachedVerdict(BaseModel):
     question: str
     reference: list[str]
     answer: str
-    value: bool
+    value: bool | None
+    """None = an extraction, whose short answer is read from `raw`; the rules that score it are not kept."""
     raw: str
-    """The reply the verdict was read from."""
+    """The reply that was read."""
     score: float | None = None
     """The grade, where the judge gives grades."""
 

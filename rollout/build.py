@@ -258,7 +258,7 @@ class JudgeOptions(Config):
     """For the judges mmlongbench and slidevqa: the spec of a model that makes answers short before they are
     scored; null: they are scored as they are."""
     cache: str | None = None
-    """JSON-lines file of verdicts, shared by runs and processes; null: none are kept."""
+    """JSON-lines file of verdicts and short answers, shared by runs and processes; null: none are kept."""
     honesty: Literal["rule", "model"] = "rule"
     """Who says whether an answer after incomplete retrieval is honest: the list of phrases, or the model."""
     prompts: str | None = None
@@ -314,6 +314,8 @@ def _make_scorer(name: str, options: JudgeOptions) -> Judge:
         attempts=options.attempts,
         max_tokens=options.max_tokens,
         max_concurrency=options.max_concurrency,
+        cache=JudgeCache(options.cache) if options.cache else None,
+        identity=_judge_identity(options.extractor) if options.cache else None,
     )
 
 

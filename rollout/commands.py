@@ -84,6 +84,19 @@ def run_report(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def explain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="RUN", help="folder of an evaluation")
+    parser.add_argument("--question", metavar="ID", help="(default: the first row)")
+    parser.add_argument("--sample", type=int, help="(default: the first)")
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    from rollout.explain import explain
+
+    print(explain(arguments.folder, arguments.question, arguments.sample))
+    return EXIT_OK
+
+
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="two or more run folders; the first is the baseline"

@@ -82,17 +82,34 @@ class RolloutEngine:
         await self._run_all(jobs, keep)
         return [done[position] for position in range(len(jobs))]
 
-    def run_each(self, jobs: Sequence[EpisodeJob], on_done: OnDone) -> None:
-        """`run` that keeps no trajectory: for an evaluation too large for the memory."""
-        asyncio.run(self._run_all(jobs, lambda position, trajectory: on_done(jobs[position], trajectory)))
+    def run_each(
+        self, jobs: Sequence[EpisodeJob], on_done: OnDone, enough: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`run` that keeps no trajectory: for an evaluation too large for the memory.
 
-    async def _run_all(self, jobs: Sequence[EpisodeJob], finish: Callable[[int, Trajectory], None]) -> None:
+        Once `enough` says so, no further job is started; those under way are finished.
+        """
+
+        def finish(position: int, trajectory: Trajectory) -> None:
+            on_done(jobs[position], trajectory)
+
+        asyncio.run(self._run_all(jobs, finish, enough))
+
+    async def _run_all(
+        self,
+        jobs: Sequence[EpisodeJob],
+        finish: Callable[[int, Trajectory], None],
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
         slots = asyncio.Semaphore(self.max_concurrency)
         unfinished = asyncio.Semaphore(self.max_concurrency * (1 + SCORING_BACKLOG))
 
         async def one(position: int, job: EpisodeJob) -> None:
             async with unfinished:
                 async with slots:
+                    if enough():
+                        return
+                    CLOCK.progress(f"question {job.question.question_id}, sample {job.sample_index} begins")
                     trajectory = await self.system.solve(
                         job.question, seed=job.seed, sample_index=job.sample_index
                     )
@@ -111,7 +128,7 @@ class RolloutEngine:
     async def score(self, trajectory: Trajectory, question: Question) -> RewardBreakdown:
         """Score one trajectory; a scorer that raises leaves it unscored, with the reason."""
         try:
-            with CLOCK.waiting("judge"):
+            with CLOCK.waiting("judge", _name(trajectory)):
                 asked = (trajectory, question, self.judge)
                 if inspect.iscoroutinefunction(self.scorer):
                     return await self.scorer(*asked)
@@ -128,3 +145,7 @@ class RolloutEngine:
             return await asyncio.gather(*(self.score(*pair) for pair in pairs))
 
         return asyncio.run(run()) if pairs else []
+
+
+def _name(trajectory: Trajectory) -> str:
+    return f"question {trajectory.question_id}, sample {trajectory.sample_index}"

@@ -15,8 +15,10 @@ from pathlib import Path
 from pydantic import Field
 
 from data.corpus import Corpus
+from data.question_files import read_summary
 from data.questions import load_questions
 from rewards import get_reward
+from rollout.analyses.prices import completion_tokens, prompt_tokens
 from rollout.build import (
     Agent,
     AgentConfig,
@@ -50,6 +52,7 @@ from visor.models.base import PolicyClient
 from visor.retrieval.http_session import RetrievalError
 from visor.retrieval.index import corpus_hash
 from visor.types import Question, Trajectory
+from visor.wording import counted
 
 
 class EvaluateConfig(AgentConfig):
@@ -68,6 +71,9 @@ class EvaluateConfig(AgentConfig):
     """Samples of each question."""
     limit: int | None = Field(None, ge=1)
     """Only the first so many questions."""
+    budget: int | None = Field(None, ge=1)
+    """Tokens of prompts and replies that this command may take. Once they are taken no further question is
+    asked; the same command asks the rest. Questions under way are finished, so it ends a little above."""
     seed: int = 0
     max_concurrency: int = Field(64, ge=1)
     """Episodes running at once."""
@@ -116,14 +122,20 @@ def evaluate(config: EvaluateConfig, client: PolicyClient | None = None) -> Metr
         ]
         folder.resume(engine, config.retry_failed, {job.key for job in wanted})
         jobs = folder.missing(wanted)
-        progress = Progress(len(jobs), done_before=len(folder.rows))
+        progress = Progress(len(jobs), done_before=len(folder.keys))
+        taken = 0.0
 
         def on_done(job: EpisodeJob, trajectory: Trajectory) -> None:
-            folder.add(job, trajectory)
-            progress.update(folder.rows[job.question.question_id, job.sample_index])
+            nonlocal taken
+            row = folder.add(job, trajectory)
+            taken += prompt_tokens(row) + completion_tokens(row)
+            progress.update(row)
 
-        engine.run_each(jobs, on_done)
+        engine.run_each(jobs, on_done, lambda: config.budget is not None and taken >= config.budget)
         progress.close()
+        if left := len(folder.missing(jobs)):
+            asked = counted(left, "question is", "questions are")
+            print(f"the budget of {config.budget:,} tokens is spent: {asked} not asked", file=sys.stderr)
     finally:
         folder.close()
     return folder.finish()
@@ -170,6 +182,8 @@ def _load_questions(benchmark: str, corpus: Corpus) -> list[Question]:
     questions = load_questions(benchmark, corpus, problems)
     for problem in problems:
         print(f"questions: {problem}", file=sys.stderr)
+    if problems:
+        print(f"questions: {read_summary(questions, problems)}", file=sys.stderr)
     if not questions:
         raise ValueError(f"{benchmark} holds no question")
     return questions

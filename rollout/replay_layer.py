@@ -197,7 +197,7 @@ def layer_text(replay: LayerReplay) -> str:
 def _decisions(turn: LayerTurn) -> list[str]:
     lines = []
     for change in turn.rendered:
-        shown = change["layer"]
+        shown = change["layer"] or []
         text = shown if isinstance(shown, list) else [str(value) for value in shown.values()]
         lines.append(f"M  {change['of']} shown as: {printable(' / '.join(text)) or 'nothing'}")
     for hint in turn.hints:

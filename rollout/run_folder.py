@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ class RunFolder:
         """
         self.path = Path(path)
         self.questions = questions
-        self.rows: dict[Key, ResultRow] = {}
+        self.keys: set[Key] = set()
+        """Of the rows that the folder holds. The rows themselves stay on the disk, however many there are."""
         self._sync_every = sync_every
         self._prompt_ids = prompt_ids
         self._trajectories: Recorder | None = None
@@ -55,70 +57,74 @@ class RunFolder:
         answers that got no verdict are judged again; nothing else is asked twice. Only rows of `jobs` (None:
         all) are dropped: what this run does not ask again stays on record as failed.
         """
-        path = self.path / TRAJECTORIES_NAME
+        path, results = self.path / TRAJECTORIES_NAME, self.path / RESULTS_NAME
         mend(path)
-        judged: dict[Key, dict[str, Any]] = {}
+        found = _Found()
+        # The result rows are written as the trajectories are read, one at a time.
+        rewrite(results, self._taken_in(engine, retry_failed, jobs, found))
+        if found.judged:
+            rewrite(results, (found.row(record) for record in read_lines(results)))
+        if found.dropped or found.judged:
+            kept = (record for record in read_lines(path) if sample_key(record) in self.keys)
+            rewrite(path, (found.trajectory(record) for record in kept))
+        self._trajectories = Recorder(path, sync_every=self._sync_every)
+        # Not synced as it grows: it follows from the trajectories, and is made again from them.
+        self._results = Recorder(results, sync_every=0)
+
+    def _taken_in(
+        self, engine: RolloutEngine, retry_failed: bool, jobs: Collection[Key] | None, found: _Found
+    ) -> Iterator[dict[str, Any]]:
+        """The result rows of the stored trajectories that stay; those without a verdict are judged again, and
+        what comes of it is put into `found`."""
         waiting: list[Trajectory] = []
-        dropped = 0
-        for record in read_lines(path):
+        for record in read_lines(self.path / TRAJECTORIES_NAME):
             trajectory = Trajectory.model_validate(record)
             key, row = sample_key(record), result_row(trajectory, self._question(trajectory))
             if retry_failed and row.error and (jobs is None or key in jobs):
-                dropped += 1
+                found.dropped += 1
                 continue
-            self.rows[key] = row
+            self.keys.add(key)
+            yield row.model_dump(mode="json")
             if retry_failed and _lacks_verdict(row):
                 waiting.append(trajectory)
                 if len(waiting) == JUDGED_AT_ONCE:
-                    judged |= self._judge_again(engine, waiting)
+                    self._judge_again(engine, waiting, found)
                     waiting = []
-        judged |= self._judge_again(engine, waiting)
-        if dropped or judged:
-            rewrite(path, self._kept_records(path, judged))
-        rewrite(self.path / RESULTS_NAME, (row.model_dump(mode="json") for row in self.rows.values()))
-        self._trajectories = Recorder(path, sync_every=self._sync_every)
-        # Not synced as it grows: it follows from the trajectories, and is made again from them.
-        self._results = Recorder(self.path / RESULTS_NAME, sync_every=0)
+        self._judge_again(engine, waiting, found)
 
-    def _judge_again(
-        self, engine: RolloutEngine, trajectories: Sequence[Trajectory]
-    ) -> dict[Key, dict[str, Any]]:
-        """Score trajectories anew, all at once; their rows are replaced. Returns the rewards as stored."""
+    def _judge_again(self, engine: RolloutEngine, trajectories: Sequence[Trajectory], found: _Found) -> None:
+        """Score trajectories anew, all at once."""
         pairs = [(trajectory, self._question(trajectory)) for trajectory in trajectories]
-        judged = {}
         for (trajectory, question), reward in zip(pairs, engine.score_all(pairs), strict=True):
             trajectory.reward = reward
             key = trajectory.question_id, trajectory.sample_index
-            self.rows[key] = result_row(trajectory, question)
-            judged[key] = reward.model_dump(mode="json")
-        return judged
-
-    def _kept_records(self, path: Path, judged: Mapping[Key, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The stored trajectories that have a row, with their new rewards; read one at a time."""
-        for record in read_lines(path):
-            key = sample_key(record)
-            if key in self.rows:
-                yield record | ({"reward": judged[key]} if key in judged else {})
+            row = result_row(trajectory, question).model_dump(mode="json")
+            found.judged[key] = reward.model_dump(mode="json"), row
 
     def missing(self, jobs: Iterable[EpisodeJob]) -> list[EpisodeJob]:
         """The jobs that have no row yet."""
-        return [job for job in jobs if job.key not in self.rows]
+        return [job for job in jobs if job.key not in self.keys]
 
-    def add(self, job: EpisodeJob, trajectory: Trajectory) -> None:
-        """Write one finished job; for `RolloutEngine.run`'s `on_done`."""
+    def add(self, job: EpisodeJob, trajectory: Trajectory) -> ResultRow:
+        """Write one finished job, and return its row."""
         assert self._trajectories is not None, "resume() opens the folder"
         assert self._results is not None
         row = result_row(trajectory, job.question)
         self._trajectories.append(trajectory if self._prompt_ids else _without_prompt_ids(trajectory))
         self._results.append(row)
-        self.rows[row.question_id, row.sample_index] = row
+        self.keys.add(job.key)
+        return row
 
     def finish(self) -> Metrics:
         """Close the files, write metrics.json over all rows of the folder and return the metrics."""
         self.close()
-        metrics = summarise(list(self.rows.values()))
+        metrics = summarise(self.rows())
         write_json(self.path / METRICS_NAME, metrics)
         return metrics
+
+    def rows(self) -> list[ResultRow]:
+        """All result rows of the folder, read from the disk."""
+        return [ResultRow.model_validate(record) for record in read_lines(self.path / RESULTS_NAME)]
 
     def close(self) -> None:
         for recorder in (self._trajectories, self._results):
@@ -132,6 +138,26 @@ class RunFolder:
                 "not in the question set; take another output folder"
             )
         return self.questions[trajectory.question_id]
+
+
+@dataclass
+class _Found:
+    """What taking in the stored trajectories changes."""
+
+    dropped: int = 0
+    """Rows with a fault, whose questions are asked again."""
+    judged: dict[Key, tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
+    """Reward and result row of each answer that was judged again."""
+
+    def row(self, record: dict[str, Any]) -> dict[str, Any]:
+        """A result row as it stands now."""
+        judged = self.judged.get(sample_key(record))
+        return judged[1] if judged else record
+
+    def trajectory(self, record: dict[str, Any]) -> dict[str, Any]:
+        """A stored trajectory as it stands now."""
+        judged = self.judged.get(sample_key(record))
+        return record | {"reward": judged[0]} if judged else record
 
 
 def _without_prompt_ids(trajectory: Trajectory) -> Trajectory:

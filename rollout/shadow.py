@@ -134,11 +134,12 @@ class ShadowGraph:
         return shown
 
     def render(self, graph: ActionGraph) -> list[dict[str, Any]]:
-        before, after = self._base.render(graph), self._layer.render(graph)
+        before = self._base.render(graph)
+        shown = [{node["id"]: node for node in nodes} for nodes in (before, self._layer.render(graph))]
         changed = [
-            {"of": old["id"], "recorded": old, "layer": new}
-            for old, new in zip(before, after, strict=True)
-            if old != new
+            {"of": name, "recorded": old, "layer": new}
+            for name in (node.node_id for node in graph.nodes)
+            if (old := shown[0].get(name)) != (new := shown[1].get(name))
         ]
         self.notes.put("rendered", changed)
         return before

@@ -80,6 +80,9 @@ POLICIES = {
         "--auxiliary null --credit trajectory --beta 0.01 --per_device_train_batch_size 10",
         decodings=("sampled",),
     ),
+    "grpo_trajectory": Policy(
+        "grpo", "grpo.yaml", "sft", "--credit trajectory --per_device_train_batch_size 10"
+    ),
     "grpo_aux_off": Policy(
         "grpo", "grpo.yaml", "sft", "--auxiliary.until_step 60", seeds=(0,), decodings=("sampled",)
     ),

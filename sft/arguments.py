@@ -6,7 +6,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rollout.model_hub import HubOptions
 from visor.config import Config
+from visor.models.options import ModelOptions
 from visor.models.smart_resize import FACTOR
 
 
@@ -32,9 +34,7 @@ class DataSource(Config):
         return self
 
 
-class SftConfig(Config):
-    model_name_or_path: str
-    """Folder of the model to start from, tokenizer and image processor included."""
+class SftConfig(ModelOptions, HubOptions):
     output_dir: str
     data: list[DataSource] = Field(min_length=1)
     corpus: str | None = None
@@ -46,19 +46,6 @@ class SftConfig(Config):
     image_min_pixels: int = Field(256 * FACTOR**2, ge=FACTOR**2)
     image_max_pixels: int = Field(512 * FACTOR**2, ge=FACTOR**2)
     """Width × height at which an image file of chat data is shown; pages carry their own bounds."""
-    freeze: list[str] = []
-    """Parts that are not trained: vision_tower, projector, language_model."""
-    use_peft: bool = False
-    """Train a LoRA adapter on the language model instead of the weights."""
-    lora_r: int = Field(16, ge=1)
-    lora_alpha: int = Field(32, ge=1)
-    lora_dropout: float = Field(0.0, ge=0, lt=1)
-    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Of the weights."""
-    bf16: bool = False
-    """Compute in bfloat16 over float32 weights, or over the sharded ones of DeepSpeed."""
-    attn_implementation: str | None = None
-    gradient_checkpointing: bool = False
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon: torch.optim.Muon on the matrices of the blocks, AdamW on embeddings, norms and biases."""
@@ -87,7 +74,6 @@ class SftConfig(Config):
     """sorted_steps: random order, the rows of one optimizer step sorted by length, so that its micro-batches
     hold little padding and its gradient is that of random order. The others are Transformers' own;
     group_by_length fills whole steps with rows of one length, which here means of one kind of turn."""
-    seed: int = 42
     torch_threads: int | None = None
     """CPU threads of each process; None leaves PyTorch's choice."""
 

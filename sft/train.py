@@ -9,7 +9,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from rollout.model_hub import ModelHub, open_hub
 from sft.arguments import SftConfig
+from sft.card import card_facts
 from sft.command import explained
 from visor.config import parse_cli
 
@@ -40,6 +42,10 @@ def run(config: SftConfig, trainer) -> None:
     trainer.train(resume_from_checkpoint=_checkpoint(config))
     trainer.save_model()
     trainer.save_state()
+    if trainer.is_world_process_zero():
+        _write_card(config, output_dir, trainer.state, counts.rows)
+        if trainer.hub:
+            trainer.hub.finish()
 
 
 def build_trainer(config: SftConfig):
@@ -49,8 +55,11 @@ def build_trainer(config: SftConfig):
     from rollout.chats import ChatImages
     from sft.dataset import LazyRows
     from sft.trainer import RowCollator, VisorSFTTrainer, row_dataset
-    from visor.models.loading import load_model, load_processor
+    from visor.models.loading import load_processor
+    from visor.models.lora import load_policy
+    from visor.models.precision import device_facts, with_device_defaults
 
+    config = with_device_defaults(config, device_facts())
     if config.torch_threads:
         torch.set_num_threads(config.torch_threads)
     processor = load_processor(config.model_name_or_path)
@@ -65,31 +74,19 @@ def build_trainer(config: SftConfig):
         budget=(config.image_min_pixels, config.image_max_pixels),
         seed=config.seed,
     )
-    model = load_model(
-        config.model_name_or_path,
-        dtype=config.dtype,
-        attn_implementation=config.attn_implementation,
-        freeze=config.freeze,
-    )
-    if config.use_peft:
-        from visor.models.lora import add_lora
-
-        model = add_lora(
-            model,
-            rank=config.lora_r,
-            alpha=config.lora_alpha,
-            dropout=config.lora_dropout,
-            seed=config.seed,
-        )
+    arguments = trainer_arguments(config)
+    model = load_policy(config, device=str(arguments.device))
+    hub = open_hub(config, config.output_dir, lambda: arguments.process_index == 0)
     return VisorSFTTrainer(
         model=model,
-        args=trainer_arguments(config),
+        args=arguments,
         train_dataset=row_dataset(rows),
         data_collator=RowCollator(rows, renderer, images),
         processing_class=processor.tokenizer,
         optimizers=(_optimizer(config, model), None),
-        callbacks=_callbacks(config, processor),
+        callbacks=_callbacks(config, processor, rows.counts.rows, hub),
         sort_steps=config.train_sampling_strategy == "sorted_steps",
+        hub=hub,
     )
 
 
@@ -111,7 +108,7 @@ def trainer_arguments(config: SftConfig):
         max_steps=config.max_steps,
         per_device_train_batch_size=config.per_device_train_batch_size,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
-        gradient_checkpointing=config.gradient_checkpointing,
+        gradient_checkpointing=bool(config.gradient_checkpointing),
         bf16=config.bf16,
         max_length=None,  # rows are cut when they are built
         train_sampling_strategy="random"
@@ -161,15 +158,26 @@ def _page_images(config: SftConfig):
     return ImageCutter(corpus)
 
 
-def _callbacks(config: SftConfig, processor) -> list:
-    """Write the image processor beside every saved model, so that each checkpoint loads on its own; end the
-    run at the wanted loss."""
+def _write_card(config: SftConfig, folder: Path, state, rows: int) -> None:
+    """`state`: the Trainer's."""
+    from rollout.model_card import write_card
+
+    write_card(folder, card_facts(config, state.log_history, rows, state.global_step))
+
+
+def _callbacks(config: SftConfig, processor, rows: int, hub: ModelHub | None) -> list:
+    """Write the image processor and the card beside every saved model, so that each checkpoint loads on its
+    own, and hand it to the hub; end the run at the wanted loss."""
     from transformers import TrainerCallback
 
     class SaveProcessor(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
             if state.is_world_process_zero:
-                processor.save_pretrained(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+                folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+                processor.save_pretrained(folder)
+                _write_card(config, folder, state, rows)
+                if hub:
+                    hub.saved(folder, state.global_step)
 
         def on_train_end(self, args, state, control, **kwargs):
             if state.is_world_process_zero:

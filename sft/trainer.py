@@ -10,6 +10,7 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from trl import SFTTrainer
 
+from rollout.model_hub import ModelHub
 from sft.dataset import LazyRows
 from sft.sampler import SortedStepsSampler
 from visor.models.base import ImageSource
@@ -47,10 +48,16 @@ class VisorSFTTrainer(SFTTrainer):
     batch, the untrained ones included.
     """
 
-    def __init__(self, *args, sort_steps: bool = False, **kwargs) -> None:
-        """`sort_steps`: take the order of the rows from `SortedStepsSampler`."""
+    def __init__(self, *args, sort_steps: bool = False, hub: ModelHub | None = None, **kwargs) -> None:
+        """`sort_steps`: take the order of the rows from `SortedStepsSampler`. `hub`: where models go."""
+        model = kwargs["model"]
+        trained = {parameter: parameter.data for parameter in model.parameters() if parameter.requires_grad}
         super().__init__(*args, **kwargs)
+        # TRL rounds the adapter of a quantised model to bfloat16, in which small steps are lost.
+        for parameter, values in trained.items():
+            parameter.data = values
         self.sort_steps = sort_steps
+        self.hub = hub
         # Qwen2.5-VL says that its own loss takes no token count, so Trainer would hand none to `compute_loss`
         # and average the means of micro-batches and processes, whatever their numbers of tokens.
         self.model_accepts_loss_kwargs = True
@@ -62,6 +69,10 @@ class VisorSFTTrainer(SFTTrainer):
         """
         assert not return_outputs, "the loss has no outputs to return"
         logprobs = forward_logprobs(model, inputs)
+        if model.training and not logprobs.requires_grad:
+            # Rows without pictures have no gradient where the language model is frozen; Trainer wants one.
+            trained = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+            logprobs = logprobs + 0.0 * trained.sum()
         if num_items_in_batch is None:
             return -logprobs.sum() / inputs["loss_mask"].sum().clamp(min=1)
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1

@@ -160,6 +160,18 @@ def _run_serve(arguments: argparse.Namespace) -> int:
     return run_serve(arguments, Corpus.open(arguments.corpus))
 
 
+def _vllm_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    from visor.models.vllm_server import serve_arguments
+
+    serve_arguments(parser)
+
+
+def _run_vllm_serve(arguments: argparse.Namespace) -> int:
+    from visor.models.vllm_server import run_serve
+
+    return run_serve(arguments)
+
+
 # ---------------------------------------------------------------- runs
 
 
@@ -199,10 +211,12 @@ COMMANDS: dict[str, Command] = {
     "index": Command("index a corpus for search", _index_arguments, _run_index),
     "search": Command("rank the pages of a corpus for a query", _search_arguments, _run_search),
     "serve": Command("answer searches over HTTP", _serve_arguments, _run_serve),
+    "vllm-serve": Command("sample from a model over HTTP, with vLLM", _vllm_serve_arguments, _run_vllm_serve),
     "ask": _on_runs("ask", "answer one question, showing each turn"),
     "report": _on_runs("report", "write the HTML report of a run"),
     "compare": _on_runs("compare", "compare runs question by question"),
     "judge": _on_runs("judge", "judge a finished run with another judge, and print how far the two agree"),
+    "explain": _on_runs("explain", "tell one row of a run from its folder alone"),
     "replay": _on_runs("replay", "run the environment again on recorded replies"),
     "inspect-row": _on_runs("inspect_row", "show a training row token by token"),
 }

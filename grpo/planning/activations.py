@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from visor.models.output_layer import tokens_at_once
+
 FLOAT32 = 4
 LOGIT_PEAK = 16
-"""Bytes a (sampled token, entry of the vocabulary): the float32 logits, and in the backward pass the
-gradients through gather and log-sum-exp with a temporary of the latter."""
+"""Bytes a (sampled token, entry of the vocabulary) of those scored at once: the float32 logits, and in the
+backward pass the gradients through gather and log-sum-exp with a temporary of the latter."""
 LOGIT_FORWARD = 14
 """Of the same in the forward pass: the logits, their float32 copy, and two temporaries of the entropy."""
 LOGIT_GRADIENT = 6
@@ -86,8 +88,7 @@ class Pass:
     """The projector trains."""
     lora_rank: int = 16
     checkpointing: bool = False
-    """Gradient checkpointing of the layers. Its hook on the embeddings sends gradients through the vision
-    tower too, trained or not."""
+    """Gradient checkpointing of the layers."""
     attention: str = "sdpa"
     """sdpa and flash_attention_2 keep no attention weights, eager keeps them all."""
 
@@ -97,9 +98,14 @@ class Pass:
         return 2 if self.autocast else self.weights
 
     @property
+    def features(self) -> bool:
+        """Image features come ready: nothing of what makes them trains."""
+        return not (self.vision or self.projector)
+
+    @property
     def through_vision(self) -> bool:
         """Gradients run through the vision tower."""
-        return self.vision or self.checkpointing
+        return self.vision
 
     @property
     def through_projector(self) -> bool:
@@ -119,8 +125,6 @@ class Batch:
     """Patches of all images: image tokens × 4."""
     image_patches: int = 0
     """Patches of the largest image."""
-    padded: bool = False
-    """Rows of different lengths: attention then has a mask and repeats the key heads."""
 
     @property
     def tokens(self) -> int:
@@ -136,9 +140,7 @@ def kept_by_layer(shape: Shape, how: Pass, batch: Batch) -> int:
         per_token += 4 * how.compute * shape.hidden
         per_token += shape.heads * batch.length * (FLOAT32 + (how.compute if how.compute < FLOAT32 else 0))
     else:
-        keys = shape.hidden if batch.padded else shape.keys
-        per_token += 2 * how.compute * (shape.hidden + keys) + FLOAT32 * shape.heads
-        per_token += how.compute * batch.length if batch.padded else 0  # the attention mask
+        per_token += 2 * how.compute * (shape.hidden + shape.keys) + FLOAT32 * shape.heads
     return per_token * batch.tokens
 
 
@@ -214,7 +216,7 @@ def kept_for_backward(shape: Shape, how: Pass, batch: Batch) -> int:
         kept += shape.layers * kept_by_layer(shape, how, batch)
         kept += 2 * how.weights * shape.head * batch.tokens  # sines and cosines
     kept += _norm(shape.hidden, how, how.language == "full") * batch.tokens
-    if how.language == "full":
+    if how.language == "full" or batch.sampled > tokens_at_once(shape.vocabulary):
         kept += how.compute * shape.hidden * batch.sampled
     if how.autocast:
         kept += 2 * shape.hidden * shape.vocabulary
@@ -236,22 +238,38 @@ def weight_casts(shape: Shape, how: Pass) -> int:
 def peak(shape: Shape, how: Pass, batch: Batch) -> int:
     """Most bytes at once of a forward and backward pass, gradients that are kept not counted.
 
-    The largest of four moments: at the logits; where the gradient of the output layer's weight is made; in
-    the layers, where a checkpointed one is computed again; and at the embeddings, when the rest is freed.
+    The largest of these moments: in the vision tower, where features are made beforehand; at the logits;
+    where the gradient of the output layer's weight is made; in the layers, where a checkpointed one is
+    computed again; and at the embeddings, when the rest is freed.
     """
     kept = kept_for_backward(shape, how, batch)
-    logits = batch.sampled * shape.vocabulary
+    scored = min(batch.sampled, tokens_at_once(shape.vocabulary))
+    logits = scored * shape.vocabulary
     matrix = how.weights * shape.hidden * shape.vocabulary if how.language == "full" else 0
+    chunked = batch.sampled > scored
+    summed = matrix if chunked else 0  # the gradients of earlier chunks
     casts = weight_casts(shape, how) if how.autocast and how.checkpointing else 0
     # A tied matrix has two gradients: the first waits for the second, and their sum is a third.
     waiting, at_embeddings = (matrix, 3 * matrix) if shape.tied else (0, matrix)
     moments = [
-        kept + max(LOGIT_PEAK * logits, LOGIT_FORWARD * logits + casts),
-        kept + LOGIT_GRADIENT * logits + matrix,
+        kept + max(LOGIT_PEAK * logits + summed, LOGIT_FORWARD * logits + casts),
+        kept + LOGIT_GRADIENT * logits + matrix + summed,
         kept + waiting + _in_layers(shape, how, batch),
         at_embeddings + how.compute * shape.hidden * batch.tokens,
     ]
-    return FLOAT32 * PIXELS_OF_A_PATCH * batch.patches + max(moments)
+    if not how.features:
+        return FLOAT32 * PIXELS_OF_A_PATCH * batch.patches + max(moments)
+    return max(
+        how.weights * shape.hidden * batch.patches // 4 + max(moments),
+        seeing(shape, how.weights, batch.patches),
+    )
+
+
+def seeing(shape: Shape, each: int, patches: int) -> int:
+    """The most bytes while the vision tower makes the features of images without gradient, `each` bytes a
+    value."""
+    values = each * (3 * shape.vision_mlp + 6 * shape.vision_hidden) + FLOAT32 * shape.vision_hidden
+    return patches * (FLOAT32 * PIXELS_OF_A_PATCH + values)
 
 
 def _in_layers(shape: Shape, how: Pass, batch: Batch) -> int:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.arguments import GrpoConfig
-from grpo.planning.activations import LOGIT_PEAK, Batch, Mode, Pass, Shape
+from grpo.planning.activations import Batch, Mode, Pass, Shape, peak
 from grpo.planning.context import ContextPlan, RowLength
 from grpo.planning.launch import Launch
 from grpo.planning.limits import Finding
 from grpo.planning.memory import GIB, Memory, RolloutBatch, estimate
-from grpo.planning.model import Parameters, adapter_rank, weight_type
+from grpo.planning.model import Parameters, adapter_folder, adapter_rank, weight_type
 from grpo.planning.options import PlanOptions
+from visor.models.lora import one_base_suffices
 
 TIGHT = 0.92
 """Share of a GPU's memory above which the allocator's gaps may already be too much."""
@@ -28,7 +29,7 @@ class Demand:
     typical_row: RowLength
     how: Pass
     bytes_a_sampled_token: int
-    """Of the logits in an update."""
+    """By which the activations of the longest row grow with it."""
 
 
 def gpu_demand(
@@ -38,10 +39,12 @@ def gpu_demand(
     context: ContextPlan,
     launch: Launch,
     reply_tokens: int,
+    device: int | None = None,
 ) -> Demand:
     """Estimate both cases. Rows are those that are trained: a longer one than `max_length` is cut.
-    `reply_tokens` are those of a typical reply."""
-    bf16 = config.bf16 or launch.bf16
+    `reply_tokens` are those of a typical reply, `device` the bytes of a GPU, of which a colocated engine
+    takes its share."""
+    bf16 = bool(config.bf16) or launch.bf16
     shape, how = Shape.of(model_config), compute_pass(config, model_config, launch, bf16)
     longest = _cut(context.worst[config.credit].longest, config.max_length)
     typical = _cut(context.typical[config.credit].longest, config.max_length)
@@ -49,7 +52,7 @@ def gpu_demand(
     fullest = max(context.typical_calls, key=lambda call: call.total)
 
     def memory(row: RowLength, prompt: int, reply: int, visual: int) -> Memory:
-        return estimate(
+        needed = estimate(
             shape,
             how,
             parameters,
@@ -57,9 +60,9 @@ def gpu_demand(
             _batch(config, row, max(context.page_tokens, context.crop_tokens)),
             RolloutBatch(sequences(config, launch), prompt, reply, visual),
             bf16=bf16,
-            reference=bool(config.beta),
-            weight_bytes=weight_type(config, model_config).itemsize,
+            reference=reference_bytes(config, model_config, parameters),
         )
+        return with_engine(needed, config, device)
 
     return Demand(
         longest=memory(
@@ -72,8 +75,33 @@ def gpu_demand(
         longest_row=longest,
         typical_row=typical,
         how=how,
-        bytes_a_sampled_token=LOGIT_PEAK * shape.vocabulary * config.per_device_train_batch_size,
+        bytes_a_sampled_token=_slope(
+            config, shape, how, longest, max(context.page_tokens, context.crop_tokens)
+        ),
     )
+
+
+def with_engine(needed: Memory, config: GrpoConfig, device: int | None) -> Memory:
+    """The memory of a GPU where an engine samples: nothing of the trainer's own sampling, and the share of a
+    colocated one."""
+    if not config.use_vllm:
+        return needed
+    share = 0
+    if config.vllm_mode == "colocate" and device is not None:
+        share = round(config.vllm_gpu_memory_utilization * device)
+    return replace(
+        needed,
+        cache=0,
+        sampling=0,
+        engine=share,
+        engine_update=0 if config.vllm_enable_sleep_mode else share,
+    )
+
+
+def _slope(config: GrpoConfig, shape: Shape, how: Pass, row: RowLength, largest_image: int) -> int:
+    shorter = RowLength(row.tokens - 1, row.visual, row.sampled - 1)
+    longer, less = (peak(shape, how, _batch(config, each, largest_image)) for each in (row, shorter))
+    return max(1, longer - less)
 
 
 def compute_pass(config: GrpoConfig, model_config: Any, launch: Launch, bf16: bool) -> Pass:
@@ -89,9 +117,20 @@ def compute_pass(config: GrpoConfig, model_config: Any, launch: Launch, bf16: bo
         vision=rank is None and "vision_tower" not in config.freeze,
         projector=rank is None and "projector" not in config.freeze,
         lora_rank=rank or 0,
-        checkpointing=config.gradient_checkpointing,
+        checkpointing=bool(config.gradient_checkpointing),
         attention=config.attn_implementation or "sdpa",
     )
+
+
+def reference_bytes(config: GrpoConfig, model_config: Any, parameters: Parameters) -> int:
+    """Of the frozen policy of the KL term: nothing below a fresh adapter, a second adapter where the run
+    starts from one, else a whole copy."""
+    if not config.beta:
+        return 0
+    start = adapter_folder(config)
+    if adapter_rank(config) is None or not one_base_suffices(start):
+        return weight_type(config, model_config).itemsize * parameters.base
+    return parameters.trained_bytes if start else 0
 
 
 def sequences(config: GrpoConfig, launch: Launch) -> int:
@@ -106,15 +145,20 @@ def _cut(row: RowLength, limit: int) -> RowLength:
 
 
 def _batch(config: GrpoConfig, row: RowLength, largest_image: int) -> Batch:
-    rows = config.per_device_train_batch_size
+    rows = rows_at_once(config, row)
     return Batch(
         rows=rows,
         length=row.tokens,
         sampled=rows * row.sampled,
         patches=4 * rows * row.visual,
         image_patches=4 * min(largest_image, row.visual),
-        padded=rows > 1,
     )
+
+
+def rows_at_once(config: GrpoConfig, row: RowLength) -> int:
+    """Rows of this length in one micro-batch."""
+    rows, most = config.per_device_train_batch_size, config.max_tokens_per_micro_batch
+    return rows if most is None else max(1, min(rows, most // row.tokens))
 
 
 # ---------------------------------------------------------------- does it fit

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from grpo.arguments import GrpoConfig
 from grpo.planning.context import ContextPlan
+from grpo.planning.engine import engine_shortfall
 from grpo.planning.scene import Material
 
 LARGEST_PICTURE = 16384 * 28 * 28
@@ -62,6 +63,9 @@ def _model_limits(config: GrpoConfig, model_config: Any, context: ContextPlan) -
             f"max_completion_length {reply:,}), and the model has {positions:,} positions; set "
             f"max_prompt_length to at most {positions - reply:,}, or shorten replies, window or pictures",
         )
+    shortfall = engine_shortfall(config, context)
+    if shortfall:
+        yield Finding("always", shortfall)
     row = min(context.worst[config.credit].longest.tokens, config.max_length)
     if row > positions:
         yield Finding(

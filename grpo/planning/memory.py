@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from grpo.planning.activations import FLOAT32, PIXELS_OF_A_PATCH, Batch, Pass, Shape, peak
+from grpo.planning.activations import FLOAT32, Batch, Pass, Shape, peak, seeing
 from grpo.planning.launch import Launch
 from grpo.planning.model import Parameters
 
@@ -48,26 +48,31 @@ class Memory:
     gathered: int
     """The whole copy of split weights that rollouts sample from, in the type the policy was loaded in."""
     runtime: int = RUNTIME
+    engine: int = 0
+    """A colocated engine's share while it samples, its weights and key-value cache included."""
+    engine_update: int = 0
+    """The same during an update: nothing while it sleeps."""
 
     @property
     def stays(self) -> int:
-        return self.weights + self.optimizer + self.reference + self.runtime
+        return self.weights + self.optimizer + self.reference + self.features + self.runtime
 
     @property
     def update(self) -> int:
-        return self.stays + self.gradients + self.communication + self.activations
+        return self.stays + self.gradients + self.communication + self.activations + self.engine_update
 
     @property
     def rollout(self) -> int:
-        return self.stays + self.gathered + self.cache + self.sampling + self.features
+        return self.stays + self.gathered + self.cache + self.sampling + self.engine
 
     @property
     def peak(self) -> int:
         return max(self.update, self.rollout)
 
     def lines(self) -> list[tuple[str, int]]:
-        """(name, bytes) of each part."""
-        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+        """(name, bytes) of each part, an engine's once and only where there is one."""
+        parts = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return [part for part in parts if part[0] != "engine_update" and part != ("engine", 0)]
 
 
 @dataclass(frozen=True)
@@ -161,9 +166,7 @@ def sampling_bytes(shape: Shape, batch: RolloutBatch, each: int) -> int:
         tokens * batch.prompt * (1 + each) if batch.sequences > 1 else 0
     )  # prompts are padded on the left
     language = tokens * each * (3 * shape.mlp + 4 * shape.hidden) + masked
-    patches = 4 * batch.visual * batch.sequences
-    values = each * (3 * shape.vision_mlp + 6 * shape.vision_hidden) + FLOAT32 * shape.vision_hidden
-    vision = patches * (FLOAT32 * PIXELS_OF_A_PATCH + values)
+    vision = seeing(shape, each, 4 * batch.visual * batch.sequences)
     features = batch.sequences * batch.visual * shape.hidden * each
     logits = batch.sequences * shape.vocabulary * 4 * FLOAT32
     return max(language + features, vision) + logits
@@ -178,16 +181,15 @@ def estimate(
     rollouts: RolloutBatch,
     *,
     bf16: bool,
-    reference: bool,
-    weight_bytes: int,
+    reference: int,
 ) -> Memory:
-    """Memory of one GPU. `reference`: a frozen whole copy of the policy, `weight_bytes` a weight."""
+    """Memory of one GPU. `reference`: bytes of what the KL term compares with."""
     static = static_memory(parameters, launch, bf16=bf16)
     each = how.weights
     return Memory(
         weights=static.weights,
         optimizer=static.optimizer,
-        reference=weight_bytes * parameters.base if reference else 0,
+        reference=reference,
         gradients=static.gradients,
         communication=static.communication,
         activations=peak(shape, how, batch),

@@ -11,10 +11,15 @@ from typing import Any
 from grpo.arguments import GrpoConfig
 from visor.models.hub import CONFIG, cached_folder, is_hub_name
 from visor.models.loading import freeze_parts, unwrap
+from visor.models.lora import ADAPTER_CONFIG, is_adapter
+from visor.models.quantisation import is_quantised
 
-ADAPTER_CONFIG = "adapter_config.json"
-QUANTISED_BYTES = 0.5 + 4 / 64
-"""Of a 4-bit weight with a float32 scale for each block of 64: QLoRA without double quantisation."""
+BYTES_OF_4_BIT = 0.5 + 4 / 64
+"""Of a 4-bit weight with a float32 scale for each block of 64."""
+BYTES_OF_NESTED_4_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""With scales in 8 bits, and a float32 scale for each 256 of them (QLoRA, section 3)."""
+BYTES_OF_8_BIT = 1.0
+"""Without the scales, one a row."""
 
 
 @dataclass(frozen=True)
@@ -93,25 +98,33 @@ def read_tokenizer(path: str):
 
 def adapter_rank(config: GrpoConfig) -> int | None:
     """Rank of the LoRA adapter that is trained; None when the weights themselves are."""
-    path = model_folder(config.model_name_or_path) / ADAPTER_CONFIG
-    if path.is_file():
-        return json.loads(path.read_text(encoding="utf-8"))["r"]
+    folder = adapter_folder(config)
+    if folder is not None:
+        return json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"]
     return config.lora_r if config.use_peft else None
 
 
-def quantised(config: GrpoConfig) -> bool:
-    """True for QLoRA: the base model is held in 4 bits."""
-    return bool(getattr(config, "load_in_4bit", False))
+def adapter_folder(config: GrpoConfig) -> Path | None:
+    """The adapter that a run starts from; None where it starts from a whole model."""
+    folder = model_folder(config.model_name_or_path)
+    return folder if is_adapter(folder) else None
+
+
+def quantised_bytes(config: GrpoConfig) -> float:
+    """Of a quantised weight."""
+    if config.load_in_8bit:
+        return BYTES_OF_8_BIT
+    return BYTES_OF_NESTED_4_BIT if config.use_bnb_nested_quant else BYTES_OF_4_BIT
 
 
 def weight_type(config: GrpoConfig, model_config: Any):
     """The `torch.dtype` the policy's weights are loaded in."""
     import torch
 
-    name: str = config.dtype
+    name = config.dtype or "auto"
     if name == "auto":
         stored = model_config.dtype or model_config.text_config.dtype or torch.float32
-        name = str(stored).removeprefix("torch.")
+        return getattr(torch, str(stored).removeprefix("torch."))
     return getattr(torch, name)
 
 
@@ -130,7 +143,8 @@ def count_parameters(config: GrpoConfig, model_config: Any) -> Parameters:
         if rank is not None:
             model = add_lora(model, rank=rank)
     base = unwrap(model)
-    linear = _quantised_weights(base) if quantised(config) else set()
+    linear = _quantised_weights(base) if is_quantised(config) else set()
+    each = quantised_bytes(config)
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in model.parameters() if not p.requires_grad]
     sizes = [
@@ -141,7 +155,7 @@ def count_parameters(config: GrpoConfig, model_config: Any) -> Parameters:
         trained=_number(trained),
         trained_bytes=sum(p.nbytes for p in trained),
         frozen=_number(frozen),
-        frozen_bytes=round(sum(p.numel() * QUANTISED_BYTES if id(p) in linear else p.nbytes for p in frozen)),
+        frozen_bytes=round(sum(p.numel() * each if id(p) in linear else p.nbytes for p in frozen)),
         trained_tensors=len(trained),
         base=_number(p for name, p in model.named_parameters() if ".lora_" not in name),
         largest_layer=max(sizes),
@@ -154,8 +168,8 @@ def _number(parameters: Iterable) -> int:
 
 
 def _quantised_weights(base) -> set[int]:
-    """Ids of the weights that are held in 4 bits: those of every linear layer but the output layer."""
+    """Ids of the weights that are quantised: those of every linear layer of the language model's blocks."""
     import torch
 
-    linear = (m for m in base.model.modules() if isinstance(m, torch.nn.Linear))
+    linear = (m for m in base.model.language_model.modules() if isinstance(m, torch.nn.Linear))
     return {id(module.weight) for module in linear if not module.weight.requires_grad}

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from grpo.arguments import GrpoConfig
 from grpo.planning.activations import FLOAT32
 from grpo.planning.context import ContextPlan, Rows
-from grpo.planning.demand import Demand, gib, sequences
+from grpo.planning.demand import Demand, gib, rows_at_once, sequences
+from grpo.planning.engine import EngineLimits
 from grpo.planning.launch import Launch
 from grpo.planning.memory import GIB
 from grpo.planning.model import Parameters
@@ -19,7 +20,11 @@ SHOWN_CALLS = 6
 
 
 def context_report(
-    config: GrpoConfig, context: ContextPlan, material: Material, tokenizer_is_real: bool
+    config: GrpoConfig,
+    context: ContextPlan,
+    material: Material,
+    tokenizer_is_real: bool,
+    limits: EngineLimits,
 ) -> list[str]:
     """Lines on the prompts and on what an engine has to take."""
     episode = config.episode
@@ -38,13 +43,25 @@ def context_report(
             f"  a {kind} takes at most {getattr(context, f'{kind}_tokens'):,} image tokens (budget {least:,} "
             f"to {most:,})"
         )
-    lines += [
+    return [*lines, *_engine_report(config, context, limits)]
+
+
+def _engine_report(config: GrpoConfig, context: ContextPlan, limits: EngineLimits) -> list[str]:
+    reply = config.max_completion_length
+    why = (
+        "vllm_max_model_length"
+        if config.use_vllm and config.vllm_max_model_length
+        else (
+            f"prompt {context.max_prompt:,} + reply {reply:,}"
+            if limits.max_model_len == context.max_context
+            else f"of validation; training takes {context.max_context:,}"
+        )
+    )
+    return [
         "engine limits that follow",
-        f"  max_model_len {context.max_context:,} (prompt {context.max_prompt:,} + reply "
-        f"{config.max_completion_length:,})",
-        f"  images per prompt {context.max_images}",
+        f"  max_model_len {limits.max_model_len:,} ({why})",
+        f"  images per prompt {limits.images}",
     ]
-    return lines
 
 
 def _call_rows(calls: Sequence[CallLength]) -> list[list[str]]:
@@ -136,9 +153,10 @@ def memory_report(
         "activations": "updates, at most",
         "cache": f"rollouts, {sequences(config, launch)} sequences",
         "sampling": "rollouts, at most",
-        "features": "rollouts, at most",
+        "features": "kept, at most",
         "gathered": "rollouts",
         "runtime": "assumed",
+        "engine": "rollouts" if config.vllm_enable_sleep_mode else "all the time",
     }
     titles = {
         "cache": "KV cache",
@@ -162,7 +180,8 @@ def memory_report(
         f"  {parameters.number:,} parameters, {parameters.trained:,} trained",
         f"  rows: longest {demand.longest_row.tokens:,} tokens with {demand.longest_row.sampled:,} sampled, "
         f"typical {demand.typical_row.tokens:,} with {demand.typical_row.sampled:,}; "
-        f"{config.per_device_train_batch_size} a micro-batch",
+        f"{rows_at_once(config, demand.longest_row)} and {rows_at_once(config, demand.typical_row)} a "
+        "micro-batch",
         *_table(rows, notes=True),
     ]
 

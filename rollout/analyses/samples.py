@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from math import comb
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy as np
 from rollout.analyses.frame import Measure
 from rollout.analyses.study import Run, Study
 from rollout.analyses.table import Cell, Table
+from rollout.results import ResultRow
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -26,6 +29,22 @@ def pass_at_k(n: int, right: int, k: int) -> float:
     return 1 - comb(n - right, k) / comb(n, k)
 
 
+def sample_counts(least: int) -> list[int]:
+    """The k of the figures for `least` samples a question: 1, 2, 4, … and `least`."""
+    powers = [1 << power for power in range(least.bit_length()) if 1 << power <= least]
+    return sorted({*powers, least})
+
+
+def mean_pass_at_k(rows: Sequence[ResultRow], k: int) -> float | None:
+    """`pass_at_k`, mean over questions, of which each has its samples among the rows; None without rows.
+    ValueError when a question has fewer than k."""
+    by_question: dict[str, list[bool]] = defaultdict(list)
+    for row in rows:
+        by_question[row.question_id].append(bool(row.correct))
+    values = [pass_at_k(len(right), sum(right), k) for right in by_question.values()]
+    return sum(values) / len(values) if values else None
+
+
 def samples(study: Study) -> Table | str:
     """Mean accuracy and pass@k, means over questions with intervals over questions; k = 1, 2, 4, … up to the
     smallest number of samples that a question has."""
@@ -36,17 +55,12 @@ def samples(study: Study) -> Table | str:
         if most == 1:
             continue
         taken = str(least) if least == most else f"{least}–{most}"
-        for k in _ks(least):
+        for k in sample_counts(least):
             rows.append([run.name, taken, f"pass@{k}", study.frame.figure(_pass(run, k))])
         rows.append([run.name, taken, "mean", study.frame.figure(run.accuracy())])
     if not rows:
         return "needs runs with several samples a question"
     return Table("samples", "Several samples a question", ("run", "samples", "figure", "value"), rows)
-
-
-def _ks(least: int) -> list[int]:
-    powers = [1 << power for power in range(least.bit_length()) if 1 << power <= least]
-    return sorted({*powers, least})
 
 
 def _pass(run: Run, k: int) -> Measure:

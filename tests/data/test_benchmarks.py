@@ -116,7 +116,7 @@ def test_slidevqa_rows_of_the_hub(hub, tmp_path, capsys):
     for words in ("page 0 is outside 1..20 of deck b", "page 21 is outside", "page 19 is outside 1..18"):
         assert words in printed
     assert "2 rows of questions are left out or renamed" in printed
-    assert "row 4: answer is missing; row left out" in printed
+    assert "row 4: answer is null, not an answer; left out" in printed
     assert "(train:1): no evidence page is given" in printed
     assert "id test:3 is used before" in printed
     assert load_questions(f"slidevqa:{hub}", corpus, []) == list(questions.values())

@@ -5,7 +5,15 @@ import sys
 
 import pytest
 
-from grpo.checkpoint import checkpoints, drop_old, latest_checkpoint, save_atomically, step_of
+from grpo.checkpoint import (
+    checkpoints,
+    clear_leftovers,
+    drop_after,
+    drop_old,
+    latest_checkpoint,
+    save_atomically,
+    step_of,
+)
 
 
 def write_two_files(folder):
@@ -62,3 +70,23 @@ def test_a_folder_of_another_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="checkpoint-<step>"):
         step_of(tmp_path)
     assert latest_checkpoint(tmp_path / "absent") is None
+
+
+def test_a_checkpoint_that_is_being_deleted_is_none(tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        save_atomically(tmp_path, step, write_two_files)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", killed)
+        with pytest.raises(Killed):
+            drop_after(tmp_path, 2)
+    assert [step for step, _ in checkpoints(tmp_path)] == [1, 2]
+    (tmp_path / ".tmp-checkpoint-4").mkdir()
+    clear_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]

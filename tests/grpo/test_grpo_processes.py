@@ -25,7 +25,7 @@ from grpo.arguments import GrpoConfig
 from pathlib import Path
 from grpo.build import build_trainer
 from grpo.leaving import leave
-from grpo.sharding import full_parameters
+from grpo.policy_push import full_parameters
 from visor.models.loading import load_model
 def run():
     config = GrpoConfig(**json.loads(sys.argv[2]))

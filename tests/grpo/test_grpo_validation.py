@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import defaultdict
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,36 @@ def test_what_a_validation_records(world, tmp_path, capsys):
     assert "(best reward so far)" in shown
 
 
+def test_several_samples_give_pass_at_k(world, tmp_path, capsys):
+    """Against every way to draw k of a question's samples; the best model may be chosen by it."""
+    settings = validating(world, eval_num_samples=5, metric_for_best_model="pass_at_4")
+    trainer = trainer_for(world, tmp_path, max_steps=1, **settings)
+
+    def some_right(trajectory, question, judge):
+        right = (trajectory.sample_index * 7 + ord(question.question_id[-1])) % 3 == 0
+        return RewardBreakdown(total=float(right), judge="test", verdict=right)
+
+    trainer.validation.engine.scorer = some_right
+    trainer.train()
+    (line,) = validations(tmp_path)
+    records = [
+        json.loads(text) for text in (tmp_path / "validation" / "step-1.jsonl").read_text().splitlines()
+    ]
+    by_question = defaultdict(list)
+    for record in records:
+        by_question[record["question_id"]].append(record["reward"]["total"] == 1.0)
+    assert {len(right) for right in by_question.values()} == {5}
+    assert len({sum(right) for right in by_question.values()}) > 1
+    for k in (1, 2, 4, 5):
+        draws = [[any(drawn) for drawn in combinations(right, k)] for right in by_question.values()]
+        expected = sum(sum(hits) / len(hits) for hits in draws) / len(draws)
+        assert line[f"pass_at_{k}"] == pytest.approx(expected)
+    assert [name for name in line if name.startswith("pass_at_")] == [f"pass_at_{k}" for k in (1, 2, 4, 5)]
+    assert line["pass_at_1"] == pytest.approx(line["accuracy"])
+    assert best(tmp_path)["metric"] == "pass_at_4"
+    assert "pass@5" in capsys.readouterr().out
+
+
 def test_the_validation_temperature(world, tmp_path):
     texts = []
     for temperature in (0.0, None):
@@ -130,8 +162,8 @@ def test_the_best_model_is_kept_and_loads(world, tmp_path):
     trainer = trainer_for(world, tmp_path, **settings, **validating(world, eval_on_start=True))
     write = trainer.saver.write_checkpoint
 
-    def write_and_keep(folder, step, questions_drawn):
-        write(folder, step, questions_drawn)
+    def write_and_keep(folder, step, *rest):
+        write(folder, step, *rest)
         shutil.copytree(folder, tmp_path / f"kept-{step}")
 
     trainer.saver.write_checkpoint = write_and_keep
@@ -197,12 +229,12 @@ if place == "rename":
         rename(source, target)
     grpo.best.os.rename = renamed
 elif place == "best":
-    write = trainer.saver.write_whole_model
+    write = trainer.saver.write_model
     def written(folder):
         write(folder)
         if trainer.step_done == step and "best" in folder.name:
             die()
-    trainer.saver.write_whole_model = written
+    trainer.saver.write_model = written
 else:
     owner = trainer.validation if place == "append" else trainer.journal
     method = getattr(owner, place)
@@ -291,6 +323,11 @@ def test_validation_may_begin_on_resume_and_then_not_change(world, tmp_path):
         ({"eval_on_start": True}, "eval_on_start needs validation"),
         ({"eval_steps": 5}, "eval_steps needs eval_questions"),
         ({"metric_for_best_model": "acuracy"}, r"'acuracy' is no figure.*known: reward, accuracy, complet"),
+        ({"metric_for_best_model": "pass_at_2"}, r"'pass_at_2' is no figure.*with 1 sample"),
+        (
+            {"metric_for_best_model": "pass_at_8", "eval_num_samples": 4},
+            r"known: .*pass_at_1, pass_at_2, pass_at_4",
+        ),
     ],
 )
 def test_settings_that_make_no_validation(world, tmp_path, settings, message):

@@ -1,6 +1,7 @@
 """The planned memory against what PyTorch allocates for a tiny policy, and against published figures."""
 
 import contextlib
+import weakref
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ from grpo.planning.memory import (
 from grpo.planning.model import Parameters, count_parameters, read_model_config
 from grpo.update import PolicyUpdate
 from rollout.rows import messages_row
+from visor.models import output_layer
 from visor.models.decoding import GROWTH, _Run, inference
+from visor.models.features import ImageFeatures, collate_with_features
 from visor.models.loading import load_model, load_processor, unwrap
 from visor.models.tensors import collate, forward_logprobs
 from visor.models.tiny import build_tiny_policy
@@ -95,6 +98,15 @@ def make_row(renderer, words=300, sampled=80, images=3):
     return messages_row(messages, renderer, picture)
 
 
+def make_batch(model, renderer, rows, how) -> tuple[dict, int]:
+    """The batch of a run, and the bytes of its pictures, which are there before the pass."""
+    if how.features:
+        batch = collate_with_features(rows, ImageFeatures(model, renderer, picture), "cpu")
+        return batch, batch["image_features"].nbytes
+    batch = collate(rows, renderer, picture)
+    return batch, batch["pixel_values"].nbytes
+
+
 def as_batch(rows) -> Batch:
     lengths = [len(row.input_ids) for row in rows]
     return Batch(
@@ -103,7 +115,6 @@ def as_batch(rows) -> Batch:
         sampled=sum(sum(row.loss_mask) for row in rows),
         patches=sum(4 * (end - start) for row in rows for start, end in row.image_spans),
         image_patches=64,
-        padded=len(set(lengths)) > 1,
     )
 
 
@@ -125,19 +136,24 @@ def kept_bytes(model, batch, forward) -> int:
     """Bytes of the distinct storages that autograd saves, weights and inputs left out, the logits too."""
     known = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *batch.values()]}
     logits = int(batch["loss_mask"].sum()), unwrap(model).config.text_config.vocab_size
-    kept, alive = {}, []
+    saved = weakref.WeakSet()
 
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = 0 if tensor.shape == logits else storage.nbytes()
-            alive.append(tensor)
-        return tensor
+    class Saved:
+        """Lives as long as the node of the graph that needs the tensor."""
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        def __init__(self, tensor):
+            self.tensor = tensor
+            saved.add(self)
+
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda kept: kept.tensor):
         result = forward()
+    storages = {kept.tensor.untyped_storage().data_ptr(): kept.tensor for kept in saved}
     del result
-    return sum(kept.values())
+    return sum(
+        0 if tensor.shape == logits else tensor.untyped_storage().nbytes()
+        for pointer, tensor in storages.items()
+        if pointer not in known
+    )
 
 
 # ---------------------------------------------------------------- weights, gradients, optimizer
@@ -196,7 +212,8 @@ def test_activations_of_a_pass(policy, tmp_path, name):
     model = _policy(config, None).train()
     renderer = load_processor(policy).renderer()
     rows = [make_row(renderer)]
-    batch = collate(rows, renderer, picture)
+    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), config.bf16)
+    batch, pictures = make_batch(model, renderer, rows, how)
     autocast = torch.autocast("cpu", torch.bfloat16) if config.bf16 else contextlib.nullcontext()
 
     def forward():
@@ -206,12 +223,10 @@ def test_activations_of_a_pass(policy, tmp_path, name):
     def both():
         forward()[0].sum().backward()
 
-    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), config.bf16)
     kept = kept_bytes(model, batch, forward)
     assert kept_for_backward(shape, how, as_batch(rows)) == pytest.approx(kept, rel=0.03)
     both()  # gradients exist from here on
-    pixels = batch["pixel_values"].nbytes  # on the device before the pass
-    measured, estimate = allocated(both), peak(shape, how, as_batch(rows)) - pixels
+    measured, estimate = allocated(both), peak(shape, how, as_batch(rows)) - pictures
     assert estimate == pytest.approx(measured, rel=0.08)
 
 
@@ -223,15 +238,41 @@ def test_few_and_many_sampled_tokens(policy, tmp_path, sampled):
     model = _policy(config, None).train()
     renderer = load_processor(policy).renderer()
     rows = [make_row(renderer, words=60, sampled=sampled, images=1)]
-    batch = collate(rows, renderer, picture)
+    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), False)
+    batch, pictures = make_batch(model, renderer, rows, how)
 
     def both():
         forward_logprobs(model, batch, entropy=True)[0].sum().backward()
 
     both()
-    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), False)
-    estimate = peak(shape, how, as_batch(rows)) - batch["pixel_values"].nbytes
+    estimate = peak(shape, how, as_batch(rows)) - pictures
     assert estimate == pytest.approx(allocated(both), rel=0.25)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "checkpointing" in name])
+def test_sampled_tokens_in_chunks(policy, tmp_path, monkeypatch, name):
+    """600 sampled tokens in twelve chunks: their logits no longer outweigh the layers."""
+    monkeypatch.setattr(output_layer, "LOGIT_BYTES", 4 * 3000 * 50)
+    config = config_for(policy, tmp_path, **CASES[name])
+    model_config = read_model_config(str(policy))
+    model = _policy(config, None).train()
+    renderer = load_processor(policy).renderer()
+    rows = [make_row(renderer, words=60, sampled=600, images=1)]
+    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), config.bf16)
+    batch, pictures = make_batch(model, renderer, rows, how)
+    autocast = torch.autocast("cpu", torch.bfloat16) if config.bf16 else contextlib.nullcontext()
+
+    def both():
+        with autocast:
+            logprobs = forward_logprobs(model, batch, entropy=True)[0]
+        logprobs.sum().backward()
+
+    both()
+    estimate = peak(shape, how, as_batch(rows)) - pictures
+    assert estimate == pytest.approx(allocated(both), rel=0.15)
+    monkeypatch.undo()
+    if how.attention == "sdpa":  # eager keeps more for one layer than all logits take
+        assert peak(shape, how, as_batch(rows)) - pictures > estimate + 8 * 550 * 3000
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -241,14 +282,14 @@ def test_rows_of_different_lengths(policy, tmp_path, checkpointing):
     model = _policy(config, None).train()
     renderer = load_processor(policy).renderer()
     rows = [make_row(renderer), make_row(renderer, words=250, sampled=60)]
-    batch = collate(rows, renderer, picture)
+    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), False)
+    batch, pictures = make_batch(model, renderer, rows, how)
 
     def both():
         forward_logprobs(model, batch, entropy=True)[0].sum().backward()
 
     both()
-    shape, how = Shape.of(model_config), compute_pass(config, model_config, Launch(), False)
-    estimate = peak(shape, how, as_batch(rows)) - batch["pixel_values"].nbytes
+    estimate = peak(shape, how, as_batch(rows)) - pictures
     assert estimate == pytest.approx(allocated(both), rel=0.15)
 
 
@@ -263,9 +304,11 @@ def test_a_whole_update_with_its_reference(policy, tmp_path, name):
     training_rows = [make_row(renderer) for _ in range(3)]
     for row in training_rows:
         row.advantage = 1.0
+    features = ImageFeatures(model, renderer, picture)
     update = PolicyUpdate(
         Accelerator(cpu=True), model, _optimizer(config, model),
-        lambda rows: collate(rows, renderer, picture), LossSettings(beta=0.1), reference=reference,
+        lambda rows: collate_with_features(rows, features, "cpu"), LossSettings(beta=0.1),
+        reference=reference,
     )  # fmt: skip
     rows = [PolicyRow(row) for row in training_rows]
     update.run(rows, [], seed=0)  # the optimizer's state exists from here on
@@ -386,14 +429,42 @@ def test_the_published_7b_model():
 
 
 def test_a_4_bit_base_takes_a_quarter():
-    """A configuration with `load_in_4bit` is QLoRA; the embeddings and the output layer stay whole."""
-
-    class Quantised(GrpoConfig):
-        load_in_4bit: bool = False
-
+    """QLoRA: embeddings, output layer, vision tower and projector stay whole."""
     settings = {"model_name_or_path": str(SEVEN_B), "output_dir": "o", "corpus": "c", "questions": "q"}
-    config = Quantised(**settings, use_peft=True, load_in_4bit=True)
-    counted = count_parameters(config, read_model_config(str(SEVEN_B)))
-    whole = 2 * 2 * 152064 * 3584
-    linear = counted.frozen - 2 * 152064 * 3584
-    assert whole + 0.5 * linear < counted.frozen_bytes < whole + 0.6 * linear
+    model_config = read_model_config(str(SEVEN_B))
+
+    def bytes_with(**quantised) -> int:
+        return count_parameters(GrpoConfig(**settings, use_peft=True, **quantised), model_config).frozen_bytes
+
+    number = bytes_with() // 2
+    per_layer = 2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944
+    linear = 28 * per_layer
+    whole = 2 * (number - linear)
+    assert bytes_with(load_in_4bit=True) == pytest.approx(whole + 0.5625 * linear, abs=1)
+    nested = bytes_with(load_in_4bit=True, use_bnb_nested_quant=True)
+    assert nested == pytest.approx(
+        whole + (0.5 + 0.127 / 8) * linear, rel=1e-5
+    )  # QLoRA, section 3: 0.127 bits
+    assert bytes_with(load_in_8bit=True) == whole + linear
+
+
+def test_a_colocated_engine_takes_its_share_and_the_trainers_own_sampling_none():
+    from grpo.planning.demand import with_engine
+    from grpo.planning.memory import GIB, Memory
+
+    needed = Memory(*(value * GIB for value in (10, 5, 0, 3, 1, 8, 20, 6, 1, 0)))
+    settings = {"model_name_or_path": "m", "output_dir": "o", "corpus": "c", "questions": "q"}
+
+    def planned(device=80 * GIB, **options):
+        return with_engine(needed, GrpoConfig(**settings, **options), device)
+
+    assert planned() == needed
+    beside = planned(use_vllm=True, vllm_gpu_memory_utilization=0.25)
+    assert beside.update == needed.update + 20 * GIB
+    assert beside.rollout == needed.stays + 20 * GIB
+    asleep = planned(use_vllm=True, vllm_gpu_memory_utilization=0.25, vllm_enable_sleep_mode=True)
+    assert (asleep.update, asleep.rollout) == (needed.update, beside.rollout)
+    server = planned(use_vllm=True, vllm_mode="server", vllm_server_base_url="http://h:1")
+    assert (server.update, server.rollout) == (needed.update, needed.stays)
+    assert dict(beside.lines())["engine"] == 20 * GIB
+    assert "engine" not in dict(needed.lines())

@@ -7,7 +7,8 @@ import torch
 from accelerate.utils import DistributedType
 
 from grpo.launching import check_launch
-from grpo.sharding import WholePolicy, full_parameters, gathered_parameters, without_weights
+from grpo.policy_push import full_parameters
+from grpo.sharding import WholePolicy, whole_parameters, without_weights
 from grpo.shards import check_fits_launch
 from rollout.rows import TrainingRow
 from visor.models.blank_picture import with_blank_picture
@@ -58,9 +59,9 @@ def test_full_parameters_of_an_adapted_policy_are_the_merged_ones(policy):
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.1)
-    before = dict(gathered_parameters(adapted))
+    before = dict(whole_parameters(adapted))
     full = dict(full_parameters(adapted))
-    after = dict(gathered_parameters(adapted))
+    after = dict(whole_parameters(adapted))
     assert all(torch.equal(before[name], after[name]) for name in before)
     merged = dict(adapted.merge_and_unload().named_parameters())
     assert full.keys() == merged.keys()
@@ -116,14 +117,22 @@ def fsdp(**settings):
     return accelerator(DistributedType.FSDP, fsdp_plugin=usual | settings)
 
 
-def test_launches_that_cannot_train():
+def test_launches_that_cannot_train(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="set fsdp_version: 2"):
         check_launch(fsdp(fsdp_version=1))
     with pytest.raises(ValueError, match="does not run on Megatron-LM"):
         check_launch(accelerator(DistributedType.MEGATRON_LM))
 
 
-def test_every_process_loads_the_weights():
+def test_processes_that_do_not_know_of_each_other(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes were launched and each has found 1"):
+        check_launch(accelerator(DistributedType.NO, 1))
+
+
+def test_every_process_loads_the_weights(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     launched = fsdp()
     check_launch(launched)
     assert launched.state.fsdp_plugin.cpu_ram_efficient_loading is False

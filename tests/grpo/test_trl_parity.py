@@ -92,9 +92,9 @@ def trl_loss(model, batch, settings: LossSettings, folder) -> tuple[float, dict]
     return loss.item(), {name: p.grad for name, p in trainer.model.named_parameters()}
 
 
-def our_loss(model, batch, settings: LossSettings) -> tuple[float, dict]:
+def our_loss(model, batch, settings: LossSettings, excluded=None) -> tuple[float, dict]:
     logprobs = completion_logprobs(model, batch)
-    coefficients = torch.tensor(row_coefficients(LENGTHS, list("abcd"), settings))
+    coefficients = torch.tensor(row_coefficients(LENGTHS, list("abcd"), settings, excluded=excluded))
     loss, _ = policy_loss(
         logprobs, batch["old_per_token_logps"], batch["advantages"], batch["completion_mask"].float(),
         coefficients, settings, batch["ref_per_token_logps"] if settings.beta else None,
@@ -139,6 +139,31 @@ def test_loss_and_gradients_equal_trl(settings, batch, tmp_path):
     assert ours == pytest.approx(theirs, abs=1e-5)
     assert our_grads.keys() == their_grads.keys()
     assert max(gradient.abs().max() for gradient in our_grads.values()) > 1e-3
+    for name, gradient in our_grads.items():
+        assert torch.allclose(gradient, their_grads[name], atol=1e-5), name
+
+
+CUT = 1
+"""The row whose completion was cut."""
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
+def test_masked_truncated_completions_equal_trl(loss_type, batch, tmp_path):
+    """TRL empties the mask of a cut completion, which then counts in no token mean (dapo, bnpo). In a mean
+    over rows (grpo, dr_grpo) it would still count below the line; there ours is TRL's loss of the others."""
+    settings = settings_of(loss_type, "token", 0.28, 0.04)
+    excluded = [row == CUT for row in range(4)]
+    ours, our_grads = our_loss(tiny_model(), batch, settings, excluded)
+    kept = {**batch, "num_items_in_batch": torch.tensor(float(sum(LENGTHS) - LENGTHS[CUT]))}
+    if loss_type in ("dapo", "bnpo"):
+        kept["completion_mask"] = batch["completion_mask"].clone()
+        kept["completion_mask"][CUT] = 0
+    else:
+        rows = [row for row in range(4) if row != CUT]
+        kept = {name: value[rows] if value.dim() else value for name, value in kept.items()}
+    theirs, their_grads = trl_loss(tiny_model(), kept, settings, tmp_path)
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    assert abs(ours - our_loss(tiny_model(), batch, settings)[0]) > 1e-3
     for name, gradient in our_grads.items():
         assert torch.allclose(gradient, their_grads[name], atol=1e-5), name
 

@@ -6,6 +6,7 @@ from accelerate import Accelerator
 from update_stage import largest_difference, make_stage, policy_update, rows_for, updated
 
 from grpo.loss import LossSettings
+from grpo.update import UpdateReport
 from visor.models.loading import load_model
 from visor.models.tensors import collate, forward_logprobs
 
@@ -123,7 +124,7 @@ def test_the_auxiliary_loss_does_not_depend_on_the_number_of_processes(stage, mo
 
     def gradients(part, **options):
         update = policy_update(stage, auxiliary_weight=0.3, **options)
-        loss = update._auxiliary_backward(part, sum(tokens))
+        loss = update._auxiliary_backward(part, sum(tokens), UpdateReport())
         return loss, {name: p.grad for name, p in update.model.named_parameters() if p.grad is not None}
 
     loss, whole = gradients(rows)

@@ -1,6 +1,7 @@
 """Answers made short by a model before a benchmark's rules score them."""
 
 import asyncio
+import json
 
 import pytest
 from reward_helpers import question as question_of
@@ -8,7 +9,8 @@ from reward_helpers import trajectory
 
 from rewards.combine import ascore
 from rewards.extraction import ExtractingScorer, parse_short
-from rewards.scorers import MMLongBenchJudge
+from rewards.judge_cache import JudgeCache
+from rewards.scorers import MMLongBenchJudge, SlideVQAJudge
 from rollout.benchmark_figures import benchmark_figures
 from rollout.build import JudgeOptions, make_judge
 from rollout.results import result_row
@@ -69,6 +71,51 @@ def test_no_short_answer_and_a_fault_are_no_verdict():
     assert (verdict.value, verdict.error) == (None, "no short answer in 2 replies of short")
     verdict = ExtractingScorer(MMLongBenchJudge(), Shortener(ConnectionError("gone"))).verdict_on(LIST, "x")
     assert (verdict.value, verdict.error) == (None, "ConnectionError: gone")
+
+
+def test_a_short_answer_is_asked_for_once_and_scored_by_any_rules(tmp_path):
+    """Failures are not kept; another answer, wording or model is asked; the gold answer plays no part."""
+    cache = JudgeCache(tmp_path / "judge.jsonl")
+    client = Shortener("what?", "<short>['a', 'b c']</short>")
+    first = ExtractingScorer(MMLongBenchJudge(), client, cache=cache, attempts=1)
+    assert first.verdict_on(LIST, "a and b c").value is None
+    verdict = first.verdict_on(LIST, "a and b c")
+    assert (verdict.value, verdict.raw, len(client.requests)) == (True, "<short>['a', 'b c']</short>", 2)
+
+    fresh = JudgeCache(tmp_path / "judge.jsonl")
+    again = ExtractingScorer(MMLongBenchJudge(), client, cache=fresh)
+    assert again.verdict_on(LIST, "a and b c") == verdict
+    other_gold = LIST.model_copy(update={"gold_answers": ["['z']"]})
+    assert again.verdict_on(other_gold, "a and b c").value is False
+    assert ExtractingScorer(SlideVQAJudge(), client, cache=fresh).verdict_on(LIST, "a and b c").judged_as
+    assert len(client.requests) == 2
+    again.verdict_on(LIST, "b c and a")
+    ExtractingScorer(MMLongBenchJudge(), client, cache=fresh, identity="other").verdict_on(LIST, "a and b c")
+    assert len(client.requests) == 4
+    assert fresh.damaged == 0
+
+
+def test_the_same_answer_at_the_same_time_is_one_call():
+    client = Shortener("<short>['a', 'b c']</short>")
+    judge = ExtractingScorer(MMLongBenchJudge(), client)
+
+    async def ask():
+        return await asyncio.gather(*(judge.averdict_on(LIST, "a and b c") for _ in range(5)))
+
+    assert all(verdict.value for verdict in asyncio.run(ask()))
+    assert len(client.requests) == 1
+
+
+def test_the_option_keeps_short_answers_in_the_judge_cache(tmp_path):
+    """`judge_options.cache` with the extractor, through a real file of its own and a scripted model."""
+    script = tmp_path / "script.jsonl"
+    script.write_text(json.dumps({"reply": "<short>['a', 'b c']</short>"}) + "\n")
+    options = JudgeOptions(extractor=f"script:{script}", cache=str(tmp_path / "judge.jsonl"))
+    assert make_judge("mmlongbench", options=options).verdict_on(LIST, "a, b c").value is True
+    [line] = (tmp_path / "judge.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert (record["answer"], record["value"]) == ("a, b c", None)
+    assert record["judge"].startswith("script:")
 
 
 def test_what_was_scored_stands_in_the_row_and_counts_for_f1():

@@ -179,6 +179,18 @@ def test_a_run_with_another_retriever_does_not_start(config, client):
     assert client.asked == []
 
 
+def test_a_spent_budget_stops_and_the_same_command_goes_on(config, client, capsys):
+    """Three calls a question; the estimate of one is far over 1 token, so each command asks one question."""
+    one = config.model_copy(update={"budget": 1, "max_concurrency": 1})
+    for asked in (1, 2):
+        metrics = evaluate(one, client)
+        assert metrics["n"] == asked
+        assert len(client.asked) == 3 * asked
+        assert f"{4 - asked} questions are not asked" in capsys.readouterr().err
+    assert evaluate(config.model_copy(update={"budget": 10**9}), client)["n"] == 4
+    assert "budget" not in capsys.readouterr().err
+
+
 def test_taec_on_off_and_yaml_booleans(config, client, tmp_path):
     assert EvaluateConfig.model_validate(config.model_dump() | {"taec": True}).taec == "on"
     assert EvaluateConfig.model_validate(config.model_dump() | {"taec": False}).taec == "off"

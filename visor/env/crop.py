@@ -109,7 +109,7 @@ class ImageCutter:
     def __call__(self, ref: ImageRef) -> Image:
         """Return the picture, RGB; the caller must not change it. Raises what the store raises for an unknown
         page, and ValueError for a box beyond the page (the corpus is then not the one of the record)."""
-        with CLOCK.running("crop"):
+        with CLOCK.running("crop", ref.page_id):
             return self._cut(ref)
 
     def _cut(self, ref: ImageRef) -> Image:

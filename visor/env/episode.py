@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -42,6 +42,8 @@ from visor.types import (
 )
 
 PageSize = Callable[[str], Size]
+AwaitedSearch = Callable[[str, int], Awaitable[list[ScoredPage]]]
+"""A search (query, k) that is awaited, as one served together with those of other episodes."""
 
 
 class EnvironmentFault(RuntimeError):
@@ -78,7 +80,7 @@ class Episode:
         self._identity: dict[str, Any] = {"seed": seed, "sample_index": sample_index, "system": system}
         self._writer = ObservationWriter(question.text, prompts, config)
         self._evidence = EvidenceSpace(config.min_thought_chars)
-        self._view = EpisodeView(question, page_max_pixels=config.page_max_pixels)
+        self._view = EpisodeView(question, page_max_pixels=config.page_max_pixels, prompts=prompts)
         self._prompt = prompt_messages(question.text, prompts, config)
         self._turns: list[Turn] = []
         self._answer: str | None = None
@@ -133,6 +135,24 @@ class Episode:
         Raises EnvironmentFault when retrieval or the page store fails; the turn and the error are recorded
         by then. Raises RuntimeError when the episode is over.
         """
+        turn = self._take(completion)
+        if not self.done and isinstance(turn.action, Search):
+            with self._searching(turn), CLOCK.running("retrieve", turn.action.query):
+                candidates = self._retriever.search(turn.action.query, self._pool_size())
+            self._show(turn, turn.action.query, candidates)
+        return turn.observation
+
+    async def astep(self, completion: Completion, search: AwaitedSearch) -> Observation | None:
+        """`step` with another search than the retriever's own, which is awaited."""
+        turn = self._take(completion)
+        if not self.done and isinstance(turn.action, Search):
+            with self._searching(turn):
+                candidates = await search(turn.action.query, self._pool_size())
+            self._show(turn, turn.action.query, candidates)
+        return turn.observation
+
+    def _take(self, completion: Completion) -> Turn:
+        """Record a reply as a turn, and carry out all of it but a search."""
         context = self.context()
         parsed = parse_response(completion.text, self._config.box_space)
         turn = Turn(
@@ -155,9 +175,11 @@ class Episode:
             self._stop_reason = StopReason.ANSWER
         elif len(self._turns) == self._config.max_turns:
             self._stop_reason = StopReason.MAX_TURNS
-        else:
-            turn.observation = self._act(turn)
-        return turn.observation
+        elif isinstance(turn.action, Crop):
+            turn.observation = self._crop(turn, turn.action)
+        elif isinstance(turn.action, Invalid):
+            turn.observation = self._writer.invalid(turn.action.reason, final=self._final())
+        return turn
 
     def _record_thought(self, parsed: ParsedResponse) -> None:
         # A thought that was cut off is on its turn; pinned as evidence it would fill every later context.
@@ -166,38 +188,41 @@ class Episode:
             search_index = len(self._view.queries) - 1
             self._evidence.record(parsed.think, answered, search_index, turn=len(self._turns))
 
-    def _act(self, turn: Turn) -> Observation:
-        if isinstance(turn.action, Search):
-            return self._search(turn, turn.action)
-        if isinstance(turn.action, Crop):
-            return self._crop(turn, turn.action)
-        assert isinstance(turn.action, Invalid)
-        return self._writer.invalid(turn.action.reason, final=self._final())
-
     def _final(self) -> str | None:
         """The evidence block when the next call is the last one, else None."""
         return self._evidence_text() if len(self._turns) == self._config.max_turns - 1 else None
 
-    def _search(self, turn: Turn, action: Search) -> Observation:
-        turn.query = action.query
-        turn.is_verification = is_verification(turn.think)
-        with self._environment():
-            page_id = self._retrieve(turn, action.query)
-        self._view.queries.append(action.query)
-        if page_id is None:
-            return self._writer.no_new_page(any_candidate=bool(turn.candidates), final=self._final())
-        self._view.shown_page_ids.append(page_id)
-        return self._writer.page(page_id, verification=turn.is_verification, final=self._final())
+    def _pool_size(self) -> int:
+        """How many candidates a search asks for."""
+        return self._config.top_k if self._policy is None else self._policy.pool_size(self._config.top_k)
 
-    def _retrieve(self, turn: Turn, query: str) -> str | None:
-        """Ask for candidates and choose the page to show; None when all have been shown or there is none."""
-        pool = self._config.top_k if self._policy is None else self._policy.pool_size(self._config.top_k)
+    @contextmanager
+    def _searching(self, turn: Turn) -> Iterator[None]:
+        """Around the search of a turn: note what is asked and how long the answer takes."""
+        assert isinstance(turn.action, Search)
+        turn.query = turn.action.query
+        turn.is_verification = is_verification(turn.think)
         started = time.perf_counter()
-        with CLOCK.running("retrieve"):
-            candidates = self._retriever.search(query, pool)
+        with self._environment():
+            yield
         turn.retrieval_seconds = time.perf_counter() - started
-        turn.candidates = [(hit.page_id, float(hit.score)) for hit in candidates]
-        return self._select(query, candidates)
+
+    def _show(self, turn: Turn, query: str, candidates: Sequence[ScoredPage]) -> None:
+        """Choose the page to show among the candidates; nothing new when all have been shown or there is
+        none."""
+        with self._environment():
+            turn.candidates = [(hit.page_id, float(hit.score)) for hit in candidates]
+            page_id = self._select(query, candidates)
+        self._view.queries.append(query)
+        if page_id is None:
+            turn.observation = self._writer.no_new_page(
+                any_candidate=bool(turn.candidates), final=self._final()
+            )
+        else:
+            self._view.shown_page_ids.append(page_id)
+            turn.observation = self._writer.page(
+                page_id, verification=turn.is_verification, final=self._final()
+            )
 
     def _select(self, query: str, candidates: Sequence[ScoredPage]) -> str | None:
         seen = set(self._view.shown_page_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from visor.env.policy import EvidenceEntry
 from visor.env.prompts import PromptSet, fill
@@ -53,9 +53,11 @@ class EvidenceSpace:
 
 def evidence_block(entries: list[EvidenceEntry], render: RenderEntry, prompts: PromptSet) -> str:
     """Return the evidence block, one heading a page and one line a thought; "" while there is none."""
-    parts = []
-    for entry in entries:
-        lines = [fill(prompts.evidence_line, thought=line) for line in render(entry)]
-        if lines:
-            parts += [fill(prompts.evidence_heading, page_id=entry.page_id), *lines]
+    parts = [part for entry in entries for part in entry_parts(entry, render(entry), prompts)]
     return prompts.join([prompts.evidence_header, *parts]) if parts else ""
+
+
+def entry_parts(entry: EvidenceEntry, lines: Sequence[str], prompts: PromptSet) -> list[str]:
+    """The parts of the block that stand for one entry shown as `lines`; none where there is no line."""
+    heading = fill(prompts.evidence_heading, page_id=entry.page_id)
+    return [heading, *(fill(prompts.evidence_line, thought=line) for line in lines)] if lines else []

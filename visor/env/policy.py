@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from visor.env.prompts import PromptSet
 from visor.retrieval.base import ScoredPage
 from visor.types import ImageRef, Message, Question
 
@@ -58,6 +59,8 @@ class EpisodeView:
     """Pages and crops shown so far, in order."""
     page_max_pixels: int = 0
     """Pixels at which the episode shows a page; budgets are in proportion to it."""
+    prompts: PromptSet | None = None
+    """The wording around what is shown; None = not told."""
 
 
 class EvidencePolicy(Protocol):

@@ -45,6 +45,8 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     tools: Sequence[Tool] = ()
     """Offered for native calls, which only a client with `takes_tools` makes."""
+    must_call: bool = False
+    """The reply has to call one of the tools (`tool_choice: required`)."""
     opens: bool | None = None
     """Whether it is the first of its question; None = it is when no reply stands in it."""
 

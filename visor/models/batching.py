@@ -14,6 +14,15 @@ Serve = Callable[[list[Request]], "list[Completion | Exception]"]
 SETTLING_ROUNDS = 3
 
 
+async def settle(count: Callable[[], int]) -> None:
+    """Return once the event loop has gone through `SETTLING_ROUNDS` rounds without a change of `count()`."""
+    quiet, seen = 0, count()
+    while quiet < SETTLING_ROUNDS:
+        await asyncio.sleep(0)
+        now = count()
+        quiet, seen = (quiet + 1 if now == seen else 0), now
+
+
 class Batcher:
     """Collects concurrent requests and hands up to `batch_size` of them to `serve`, in one worker thread.
 
@@ -40,17 +49,11 @@ class Batcher:
 
     async def _drain(self) -> None:
         while True:
-            await self._settle()
+            await settle(lambda: len(self._waiting))
             if not self._waiting:
                 return
             batch, self._waiting = self._waiting[: self._batch_size], self._waiting[self._batch_size :]
             await self._run([(request, future) for request, future in batch if not future.done()])
-
-    async def _settle(self) -> None:
-        quiet, seen = 0, len(self._waiting)
-        while quiet < SETTLING_ROUNDS:
-            await asyncio.sleep(0)
-            quiet, seen = (quiet + 1 if len(self._waiting) == seen else 0), len(self._waiting)
 
     async def _run(self, batch: list[tuple[Request, asyncio.Future]]) -> None:
         if not batch:

@@ -13,6 +13,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from visor.models.loading import unwrap
 from visor.models.sampling import Sampler
+from visor.models.versions import CACHE_ARGUMENT
+from visor.stage_clock import CLOCK
 
 GROWTH = 64
 
@@ -80,11 +82,6 @@ def inference(model):
             module.training = training
 
 
-def image_features(model, pixel_values: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor]:
-    """(h·w / 4, hidden) features of each image, from the vision tower and the projector."""
-    return list(unwrap(model).model.get_image_features(pixel_values, grids).pooler_output)
-
-
 def decode(
     model,
     batch: dict[str, torch.Tensor],
@@ -104,6 +101,7 @@ def decode(
     step = 0
     while run.advance(step):
         step += 1
+        CLOCK.progress()
     return run.replies
 
 
@@ -140,8 +138,8 @@ class _Run:
             inputs_embeds=embeddings,
             attention_mask=mask,
             position_ids=positions,
-            cache=self.cache,
             use_cache=True,
+            **{CACHE_ARGUMENT: self.cache},
         ).last_hidden_state
 
     def advance(self, step: int) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from visor.models.base import ImageSource, PolicyClient
 from visor.models.hub import check_reachable, is_hub_name
 from visor.models.rendering import ChatRenderer
+from visor.models.sampling_engine import SamplingEngine
 from visor.types import ImageRef
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 MODEL_PARTS = ("vision_tower", "projector", "language_model")
 """Parts that can be frozen, under the names of VISOR's table 5."""
 
-SPEC_FORMS = "hf:PATH, vllm:PATH, openai:NAME@URL or script:FILE"
+SPEC_FORMS = "hf:PATH, vllm:PATH, vllm:PATH@URL, openai:NAME@URL or script:FILE"
 
 
 @dataclass
@@ -57,6 +58,15 @@ def load_processor(path: str | Path) -> Processor:
     return Processor(tokenizer, image_processor)
 
 
+def load_config(path: str | Path):
+    """The `Qwen2_5_VLConfig` of a checkpoint. ValueError when the path holds no such model."""
+    from transformers import AutoConfig
+
+    _check_path(path)
+    _check_model_type(Path(path))
+    return _load(path, "model configuration (config.json)", lambda: AutoConfig.from_pretrained(path))
+
+
 def load_model(
     path: str | Path,
     *,
@@ -64,12 +74,13 @@ def load_model(
     device: str | None = None,
     attn_implementation: str | None = None,
     freeze: Iterable[str] = (),
+    quantisation: Any = None,
 ):
     """Load a `Qwen2_5_VLForConditionalGeneration`, in eval mode.
 
-    `dtype` is "auto" (as stored), "float32" or "bfloat16"; `freeze` names parts of `MODEL_PARTS`. A folder
-    that holds a LoRA adapter loads its base model with the adapter, trainable, on top. ValueError when the
-    path holds no such model.
+    `dtype` is "auto" (as stored), "float32" or "bfloat16"; `freeze` names parts of `MODEL_PARTS`;
+    `quantisation` is the `BitsAndBytesConfig` to load the weights with. A folder that holds a LoRA adapter
+    loads its base model with the adapter, trainable, on top. ValueError when the path holds no such model.
     """
     from transformers import Qwen2_5_VLForConditionalGeneration
 
@@ -78,17 +89,28 @@ def load_model(
         from visor.models.lora import load_adapter
 
         return load_adapter(
-            path, dtype=dtype, device=device, attn_implementation=attn_implementation, freeze=freeze
+            path,
+            dtype=dtype,
+            device=device,
+            attn_implementation=attn_implementation,
+            freeze=freeze,
+            quantisation=quantisation,
         )
     _check_model_type(Path(path))
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
+    if quantisation is not None:
+        # Weights are quantised on the device that reads them, and 8-bit ones cannot be moved afterwards.
+        options |= {"quantization_config": quantisation, "device_map": {"": device or "cpu"}}
     model = _load(
         path,
         "model (config.json and *.safetensors)",
-        lambda: Qwen2_5_VLForConditionalGeneration.from_pretrained(
-            path, dtype=dtype, attn_implementation=attn_implementation
-        ),
+        lambda: Qwen2_5_VLForConditionalGeneration.from_pretrained(path, **options),
     )
-    if device is not None:
+    if quantisation is not None:
+        from visor.models.quantisation import keep_trainable_on_cpu
+
+        keep_trainable_on_cpu(model)
+    elif device is not None:
         model = model.to(device)
     freeze_parts(model, freeze)
     return model
@@ -165,17 +187,21 @@ class ModelSpec:
     target: str
     """A path, or for `openai` the model's name at the endpoint."""
     url: str = ""
-    """For `openai`: the base URL."""
+    """For `openai`: the base URL; for `vllm`: that of a `visor vllm-serve`, or empty for an engine in this
+    process."""
 
 
 def parse_model_spec(spec: str) -> ModelSpec:
-    """Read `hf:PATH`, `vllm:PATH`, `openai:NAME@URL` or `script:FILE`; ValueError for anything else."""
+    """Read `hf:PATH`, `vllm:PATH`, `vllm:PATH@URL`, `openai:NAME@URL` or `script:FILE`; ValueError for
+    anything else."""
     kind, separator, target = spec.partition(":")
     if not separator or kind not in get_args(ModelKind) or not target:
         raise ValueError(f"{spec!r} does not name a model; use {SPEC_FORMS}")
+    match = re.fullmatch(r"(.+)@(https?://\S+)", target)
+    if match is not None and kind == "vllm":
+        return ModelSpec("vllm", match[1], match[2])
     if kind != "openai":
         return ModelSpec(cast(ModelKind, kind), target)
-    match = re.fullmatch(r"(.+)@(https?://\S+)", target)
     if match is None:
         raise ValueError(
             f"{spec!r} does not name an endpoint; use openai:NAME@URL with a URL such as http://host:8000/v1"
@@ -205,8 +231,9 @@ def make_client(
     """The policy client a spec names. `images` gives the pictures; without it only text can be asked.
 
     `dtype`, `device`, `attn_implementation` and `batch_size` are of `hf`; `engine_args` are vLLM's own engine
-    arguments, `timeout` (seconds), `max_retries` and `openai_args` (further ones of `OpenAIClient`) are of
-    `openai`. `max_context` (tokens, prompt and reply) and `max_images` bound a request.
+    arguments (a server has its own), `timeout` (seconds) is of `openai` and of a vLLM server, `max_retries`
+    and `openai_args` (further ones of `OpenAIClient`) are of `openai`. `max_context` (tokens, prompt and
+    reply) and `max_images` bound a request.
     """
     spec = parse_model_spec(spec) if isinstance(spec, str) else spec
     if spec.kind == "script":
@@ -230,14 +257,8 @@ def make_client(
     if spec.kind == "vllm":
         from visor.models.vllm import VLLMClient
 
-        return VLLMClient(
-            spec.target,
-            renderer,
-            images,
-            max_context=max_context,
-            max_images=max_images,
-            engine_args={"dtype": dtype, **(engine_args or {})},
-        )
+        engine = _vllm_engine(spec, max_context, max_images, {"dtype": dtype, **(engine_args or {})}, timeout)
+        return VLLMClient(engine, renderer, images, max_images=max_images)
     from visor.models.transformers import TransformersClient
 
     model = load_model(spec.target, dtype=dtype, device=device, attn_implementation=attn_implementation)
@@ -250,3 +271,19 @@ def make_client(
         batch_size=batch_size,
         name=Path(spec.target).name,
     )
+
+
+def _vllm_engine(
+    spec: ModelSpec,
+    max_context: int | None,
+    max_images: int | None,
+    engine_args: dict[str, Any],
+    timeout: float,
+) -> SamplingEngine:
+    if spec.url:
+        from visor.models.vllm_remote import RemoteEngine
+
+        return RemoteEngine(spec.url, spec.target, max_context=max_context, timeout=timeout)
+    from visor.models.vllm_engine import LocalEngine
+
+    return LocalEngine(spec.target, max_context=max_context, max_images=max_images, engine_args=engine_args)

@@ -102,7 +102,9 @@ class OpenAIClient:
         sampling = request.sampling
         pictures = Pictures(self._encode)
         messages = [sent for message in request.messages for sent in sent_messages(message, pictures)]
-        tools = {"tools": [sent_tool(tool) for tool in request.tools]} if request.tools else {}
+        tools: dict[str, Any] = {"tools": list(map(sent_tool, request.tools))} if request.tools else {}
+        if request.tools and request.must_call:
+            tools["tool_choice"] = "required"
         # In extra_body, which is sent as it is: the package would otherwise walk through every part of every
         # message, which takes milliseconds of each call and holds up the calls of all other questions.
         response, choice = await self._choice(

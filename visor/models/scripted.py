@@ -37,7 +37,8 @@ class ScriptedClient:
         """
         by_question: dict[str, list[str]] = {}
         in_order: list[str] = []
-        for number, line in enumerate(read_text(path).splitlines(), 1):
+        # At line feeds only: str.splitlines would also cut at U+2028 inside a reply.
+        for number, line in enumerate(read_text(path).split("\n"), 1):
             if not line.strip():
                 continue
             try:

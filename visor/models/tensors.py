@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from visor.models.base import ImageSource
+from visor.models.loading import unwrap
+from visor.models.output_layer import scoring
 from visor.models.rendering import ChatRenderer, Span
 from visor.types import ImageRef
 
@@ -165,22 +167,35 @@ def forward_logprobs(model, batch: dict[str, Any], *, entropy: bool = False):
     temperature 1; 0 elsewhere. With `entropy`, a pair with the (B, L) entropy of that distribution in nats,
     which carries no gradient.
 
-    The output layer runs at the masked positions only, through the model's own `forward`, so that wrapped
-    models (DDP, DeepSpeed, PEFT) work and long prompts cost no logits. A token at position 0 has no prefix
-    and cannot be scored (AssertionError).
+    The output layer runs at the masked positions only, through the model's own
+    `forward`, so that wrapped models (DDP, DeepSpeed, PEFT) work, long prompts cost no logits, and many
+    sampled tokens only those of a chunk at a time (`visor.models.output_layer`). With `image_features` in the
+    batch the vision tower does not run. A token at position 0 has no prefix and cannot be scored
+    (AssertionError).
     """
     mask = batch["loss_mask"].bool()
     assert not mask[:, 0].any(), "the first token of a row has no prefix to be scored under"
     predicting = torch.zeros_like(mask)
     predicting[:, :-1] = mask[:, 1:]
-    output = model(**model_inputs(batch), logits_to_keep=predicting, use_cache=False)
-    logits = output.logits.float()  # (number of masked tokens, V), row-major like `input_ids[mask]`
-    chosen = logits.gather(-1, batch["input_ids"][mask][:, None]).squeeze(-1)
-    log_normaliser = logits.logsumexp(-1)
-    empty = torch.zeros(mask.shape, dtype=torch.float32, device=logits.device)
-    logprobs = empty.masked_scatter(mask, chosen - log_normaliser)
-    if not entropy:
-        return logprobs
-    with torch.no_grad():
-        expected = (torch.softmax(logits, -1) * logits).sum(-1)
-        return logprobs, empty.masked_scatter(mask, log_normaliser - expected)
+    targets = batch["input_ids"][mask]  # row-major, like the hidden states at `predicting`
+    with scoring(model, predicting, targets, entropy):
+        scores = model(**_training_inputs(model, batch), use_cache=False).logits
+    empty = torch.zeros(mask.shape, dtype=torch.float32, device=scores.device)
+    logprobs = empty.masked_scatter(mask, scores[:, 0])
+    return (logprobs, empty.masked_scatter(mask, scores[:, 1].detach())) if entropy else logprobs
+
+
+def _training_inputs(model, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The model's arguments. Rows padded on the right go without a mask: what follows a token does not reach
+    it, and attention has faster kernels for plain causality."""
+    inputs = model_inputs(batch)
+    if bool(inputs["attention_mask"][:, 0].all()):
+        del inputs["attention_mask"]
+    if "image_features" not in batch:
+        return inputs
+    embeddings = unwrap(model).get_input_embeddings()(batch["input_ids"])
+    pads = batch["mm_token_type_ids"].bool()[..., None]
+    features = batch["image_features"].to(embeddings.dtype)
+    for name in ("input_ids", "mm_token_type_ids", "image_grid_thw", "pixel_values"):
+        inputs.pop(name, None)
+    return inputs | {"inputs_embeds": embeddings.masked_scatter(pads, features)}

@@ -9,14 +9,14 @@ import torch
 
 from visor.models.base import ImageSource, Request
 from visor.models.batching import Batcher
-from visor.models.cache import LRUCache
-from visor.models.decoding import Sampled, decode, image_features, inference
+from visor.models.decoding import Sampled, decode, inference
+from visor.models.features import ImageFeatures
 from visor.models.loading import unwrap
 from visor.models.rendering import ChatRenderer, Encoded, check_fits
 from visor.models.sampling import Sampler
 from visor.models.tensors import collate, to_device
 from visor.stage_clock import CLOCK
-from visor.types import Completion, FinishReason, ImageRef
+from visor.types import Completion, FinishReason
 
 
 class TransformersClient:
@@ -29,7 +29,7 @@ class TransformersClient:
 
     Image features are kept between calls while the vision tower and the projector are frozen, or when
     `keep_features` is true; call `clear_cache` after loading other vision weights. `policy_version` is copied
-    into each completion.
+    into each completion. `bf16` computes in bfloat16 over weights of another type, as mixed precision does.
     """
 
     def __init__(
@@ -45,12 +45,15 @@ class TransformersClient:
         policy_version: int = 0,
         keep_features: bool | None = None,
         feature_cache_bytes: int = 1 << 30,
+        bf16: bool = False,
     ):
+        self.features = ImageFeatures(
+            model, renderer, images, keep=keep_features, cache_bytes=feature_cache_bytes
+        )
         self.model, self.renderer, self.images = model, renderer, images
         self.max_context, self.max_images = max_context, max_images
         self.name, self.policy_version = name, policy_version
-        self._keep_features = keep_features
-        self._features: LRUCache[torch.Tensor] = LRUCache(feature_cache_bytes, lambda tensor: tensor.nbytes)
+        self.bf16 = bf16
         self._batcher = Batcher(self.serve, batch_size)
         self._banned = banned_ids(unwrap(model).lm_head.out_features, renderer)
 
@@ -61,7 +64,7 @@ class TransformersClient:
 
     def clear_cache(self) -> None:
         """Forget kept image features."""
-        self._features.clear()
+        self.features.clear()
 
     def serve(self, requests: Sequence[Request]) -> list[Completion | Exception]:
         """Answer a batch, in order, with an exception in the place of a request that cannot be served."""
@@ -92,10 +95,10 @@ class TransformersClient:
             distinct.setdefault(_identity(prompt), len(distinct))
         prompt_of = [distinct[_identity(prompt)] for prompt in prompts]
         unique = [prompts[prompt_of.index(u)] for u in range(len(distinct))]
-        with inference(self.model):
+        with inference(self.model), torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
             with CLOCK.running("encode"):
                 batch = collate(unique, self.renderer, self.images, padding="left", pixels=False)
-                features = self._image_features([ref for prompt in unique for ref in prompt.images], device)
+                features = self.features([ref for prompt in unique for ref in prompt.images])
             with CLOCK.running("decode"):
                 return decode(
                     self.model,
@@ -106,28 +109,6 @@ class TransformersClient:
                     Sampler(requests, self._banned.to(device)),
                     self.renderer.stop_ids,
                 )
-
-    def _image_features(self, refs: list[ImageRef], device) -> list[torch.Tensor]:
-        """Features of each reference, every distinct image computed once, all of them in one pass."""
-        vision = unwrap(self.model).model.visual
-        keep = self._keep_features
-        if keep is None:
-            keep = not any(parameter.requires_grad for parameter in vision.parameters())
-        distinct = {ref.key: ref for ref in refs}
-        known: dict[tuple, torch.Tensor] = {}
-        if keep:
-            known = {key: kept for key in distinct if (kept := self._features.peek(key)) is not None}
-        missing = {key: ref for key, ref in distinct.items() if key not in known}
-        if missing:
-            pixels = [torch.from_numpy(self.renderer.pixels(ref, self.images)) for ref in missing.values()]
-            grids = torch.tensor([self.renderer.grid(ref, self.images) for ref in missing.values()])
-            features = image_features(self.model, torch.cat(pixels).to(device), grids.to(device))
-            known.update(zip(missing, features))
-            if keep:
-                for key in missing:
-                    # A clone: the features of one pass are views of one tensor.
-                    self._features.get(key, known[key].clone)
-        return [known[ref.key] for ref in refs]
 
     def _completion(self, prompt: Encoded, reply: Sampled, seconds: float) -> Completion:
         return Completion(

@@ -19,6 +19,9 @@ class LoopConfig(Config):
     protocol: Literal["auto", "native", "text"] = "auto"
     """How react and dag make calls. native: tool calls of the endpoint. text: in tags. auto: native where the
     client takes tools, in tags otherwise and after an endpoint has refused tools."""
+    tool_choice: Literal["auto", "required"] = "auto"
+    """Of native calls. auto: the model decides whether it calls a tool. required: the endpoint makes it call
+    one, for models that answer in plain text otherwise."""
     max_calls: int = Field(20, ge=1)
     """Calls of a question; a forced-answer call and a plain question follow when none of them answered."""
     pages_per_search: int = Field(5, ge=1)

@@ -61,7 +61,7 @@ class DagSystem:
         self.prompts = prompts
         self.sampling = sampling
         self.policies = policies
-        self.protocols = Protocols(client, config.protocol, JsonCalls())
+        self.protocols = Protocols(client, config.protocol, JsonCalls(), config.tool_choice)
 
     async def solve(
         self,

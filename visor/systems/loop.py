@@ -39,9 +39,14 @@ class Protocols:
     """Which way of making calls a client is asked in; what an endpoint refuses once is not tried again."""
 
     def __init__(
-        self, client: PolicyClient, setting: Literal["auto", "native", "text"], textual: CallProtocol
+        self,
+        client: PolicyClient,
+        setting: Literal["auto", "native", "text"],
+        textual: CallProtocol,
+        tool_choice: Literal["auto", "required"] = "auto",
     ) -> None:
         """ValueError for native calls of a client that makes none."""
+        self.must_call = tool_choice == "required"
         native = takes_tools(client)
         if setting == "native" and not native:
             raise ValueError(
@@ -134,7 +139,9 @@ class CallLoop:
         while True:
             context = self._context(more)
             try:
-                return context, await self._run.ask(context, self._protocol.offered(tools))
+                return context, await self._run.ask(
+                    context, self._protocol.offered(tools), self._protocols.must_call
+                )
             except ToolsNotSupported as error:
                 if self._run.turns or not self._protocols.refused(error):
                     self._run.fail("policy", error)

@@ -55,7 +55,7 @@ class ReactSystem:
         self.config = config
         self.prompts = prompts
         self.sampling = sampling
-        self.protocols = Protocols(client, config.protocol, TagCalls(prompts.tags))
+        self.protocols = Protocols(client, config.protocol, TagCalls(prompts.tags), config.tool_choice)
         self.tools = _tools(prompts)
 
     async def solve(

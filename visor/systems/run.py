@@ -83,7 +83,9 @@ class QuestionRun:
         self._stop_reason: StopReason | None = None
         self._error: ErrorRecord | None = None
 
-    async def ask(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Completion:
+    async def ask(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), must_call: bool = False
+    ) -> Completion:
         """One call. ToolsNotSupported is the caller's to handle; any other failure ends the run."""
         seed, sample = self._identity["seed"], self._identity["sample_index"]
         request = Request(
@@ -91,6 +93,7 @@ class QuestionRun:
             seed=derive_seed(seed, self.question.question_id, sample, self.calls),
             sampling=self._sampling,
             tools=tuple(tools),
+            must_call=must_call,
             opens=self.calls == 0,
         )
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from visor.env.episode import Episode
 from visor.models.base import ContextTooLong, PolicyClient, Request, Sampling, TooManyImages
-from visor.systems.waiting import in_thread, waits
+from visor.systems.searching import SearchBatcher
 from visor.types import PageStore, Question, StopReason, Trajectory, Turn, derive_seed
 
 if TYPE_CHECKING:
@@ -27,9 +27,8 @@ TurnListener = Callable[[Turn], None]
 class VisorSystem:
     """Algorithm 1 of VISOR for any policy client.
 
-    `solve` may run many times at once: everything that changes lives in the episode. Retrieval runs inside
-    the event loop, which suits an index in memory; a retriever that says it is `blocking` (one across the
-    network) is asked in a thread, so that the episodes wait for it together and not one after another.
+    `solve` may run many times at once: everything that changes lives in the episode. Searches of episodes
+    that wait at the same time are one batch (`SearchBatcher`).
     """
 
     name = "visor"
@@ -51,6 +50,7 @@ class VisorSystem:
         self.prompts = prompts
         self.sampling = sampling
         self.evidence_policy_factory = evidence_policy_factory
+        self._searches = SearchBatcher(retriever)
 
     async def solve(
         self,
@@ -120,11 +120,7 @@ class VisorSystem:
         except Exception as error:
             return episode.fail("policy", error)
         try:
-            if waits(self.retriever):
-                # Nobody else has this episode; what it shares with others is read only.
-                await in_thread(episode.step, completion)
-            else:
-                episode.step(completion)
+            await episode.astep(completion, self._searches.search)
         except Exception as error:
             # An EnvironmentFault is on the record already; the first fault stays.
             episode.fail("environment", error)

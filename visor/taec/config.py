@@ -35,6 +35,10 @@ class ExposureConfig(Config):
     enabled: bool = True
     keep_newest: int = Field(1, ge=0)
     """Entries of the newest searches that are shown in full even when they have left the window."""
+    text_budget_tokens: int | None = Field(4000, ge=0)
+    """L_t of eq. 1: tokens of the evidence, or of the graph, in a prompt (four UTF-8 bytes each). Over it,
+    older entries are shown in one sentence and then left out, the oldest first; what `keep_newest` and the
+    window keep in full counts and stays. null = no bound."""
     trace: str = 'search "{query}": nothing usable here'
     """The line for an entry of a failed branch; `{query}` becomes the query."""
     cues: Path | None = None

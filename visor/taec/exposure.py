@@ -104,6 +104,12 @@ def condense(text: str, cues: Cues) -> str:
     return next((sentence for sentence in sentences(text) if cues.confident(sentence)), text)
 
 
+def shortest(text: str, cues: Cues) -> str:
+    """One sentence for a text that has to be short: its first confident one, else its first."""
+    said = sentences(text)
+    return next((sentence for sentence in said if cues.confident(sentence)), said[0] if said else text)
+
+
 def trace(template: str, query: str) -> str:
     """The line that stands for a failed branch; `{query}` in the template becomes the abandoned query."""
     return template.replace("{query}", " ".join(query.split()))

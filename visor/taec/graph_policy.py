@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,6 @@ from visor.env.graph import (
     Hint,
     MemoryEntry,
     PlainGraphPolicy,
-    full_node,
-    named_node,
 )
 from visor.env.tokens import estimate_tokens
 from visor.retrieval.base import ScoredPage
@@ -21,12 +18,11 @@ from visor.taec.admission import Candidate, Coefficients, admit
 from visor.taec.captions import Captions
 from visor.taec.config import TaecConfig
 from visor.taec.energy import MemoryItem, energies, strongest
-from visor.taec.exposure import CUES_FILE, Role, condense, load_cues, persistence, role, trace
+from visor.taec.graph_exposure import GraphExposure
 from visor.taec.pictures import MemoryPicture, PictureBudgets
 from visor.taec.requirements import RequirementState, SlotSet, rule_slots
 from visor.taec.text import normalise
 
-_NUMBER = re.compile(r"\d|[一二三四五六七八九十百千万亿]{2,}")
 MIN_SEARCHES = 2
 """Allocation acts from three graph nodes on, the root one of them."""
 
@@ -53,7 +49,6 @@ class TaecGraphPolicy:
         self.plain = plain
         self.captions = captions
         self.slots = slots or rule_slots(question, config.max_slots)
-        self.cues = load_cues(config.exposure.cues or CUES_FILE)
         self.name = f"taec-{config.operators}" if config.operators else "none"
         admission = config.admission
         self._coefficients = Coefficients(
@@ -62,9 +57,7 @@ class TaecGraphPolicy:
         self._state = RequirementState.uniform(self.slots.keywords)
         self._budgets = PictureBudgets(config.allocation, captions, self.slots.keywords)
         self._searches: list[dict] = []
-        self._renders: list[dict] = []
-        self._shown_as: dict[int, Role] = {}
-        self._dead_ends: dict[str, str] = {}
+        self._exposure = GraphExposure(config.exposure, config.decay.text)
 
     # ------------------------------------------------------------ requirements
 
@@ -109,69 +102,12 @@ class TaecGraphPolicy:
     # ------------------------------------------------------------ exposure
 
     def render(self, graph: ActionGraph) -> list[dict[str, Any]]:
-        """The root and the newest searches in full; an older one by its role (appendix A.4)."""
-        if not self.config.exposure.enabled:
-            return self.plain.render(graph)
-        self._note_dead_ends(graph)
-        oldest_full = len(graph.nodes) - self.config.exposure.keep_newest
-        return [
-            full_node(graph, index) if not index or index >= oldest_full else self._older(graph, index)
-            for index in range(len(graph.nodes))
-        ]
-
-    def _older(self, graph: ActionGraph, index: int) -> dict[str, Any]:
-        node = graph.nodes[index]
-        summary = node.summary or ""
-        current = role(summary, self.cues)
-        if normalise(node.query) in self._dead_ends:
-            current = Role.FAILED
-        self._note(graph, index, current)
-        if current == Role.FAILED:
-            return {**named_node(graph, index), "trace": trace(self.config.exposure.trace, node.query)}
-        if current == Role.RESOLVED:
-            return full_node(graph, index) | {"summary": condense(summary, self.cues)}
-        return full_node(graph, index)
-
-    def _note(self, graph: ActionGraph, index: int, current: Role) -> None:
-        """Record how a node is shown, once for each change."""
-        if self._shown_as.get(index) == current:
-            return
-        self._shown_as[index] = current
-        newest = len(graph.nodes) - 1
-        self._renders.append(
-            {
-                "node": graph.nodes[index].node_id,
-                "searches": newest,
-                "role": current.value,
-                "persistence": round(persistence(self.config.decay.text, newest - index), 6),
-            }
-        )
-
-    def _note_dead_ends(self, graph: ActionGraph) -> None:
-        for node in graph.searches:
-            if node.summary and self.cues.failed(node.summary):
-                self._dead_ends.setdefault(normalise(node.query), self._outcome(node.summary))
-
-    def _outcome(self, summary: str) -> str:
-        if self.cues.confident(summary):
-            return "partial"
-        return "unclear" if self.cues.unclear(summary) else "no result"
+        """The nodes, older ones in the form of their roles; see `GraphExposure`."""
+        return self._exposure.render(graph) if self.config.exposure.enabled else self.plain.render(graph)
 
     def hints(self, graph: ActionGraph) -> list[Hint]:
-        """Dead ends, in the order they were met; and early stop when the newest summary states a number as
-        established."""
-        if not self.config.exposure.enabled:
-            return self.plain.hints(graph)
-        self._note_dead_ends(graph)
-        found: list[Hint] = []
-        for node in graph.searches:
-            outcome = self._dead_ends.get(normalise(node.query))
-            if outcome and all(normalise(hint.query) != normalise(node.query) for hint in found):
-                found.append(Hint("dead_end", node.query, outcome))
-        newest = graph.nodes[-1].summary or ""
-        if role(newest, self.cues) == Role.RESOLVED and _NUMBER.search(newest):
-            found.append(Hint("early_stop"))
-        return found
+        """Dead ends and early stop; see `GraphExposure`."""
+        return self._exposure.hints(graph) if self.config.exposure.enabled else self.plain.hints(graph)
 
     # ------------------------------------------------------------ allocation
 
@@ -207,8 +143,8 @@ class TaecGraphPolicy:
                 "settled": [slot for slot, share in self._state.support.items() if share >= 1],
             },
             "searches": list(self._searches),
-            "renders": list(self._renders),
-            "dead_ends": dict(self._dead_ends),
+            "renders": list(self._exposure.record),
+            "dead_ends": dict(self._exposure.dead_ends),
             "allocations": list(self._budgets.record),
         }
 

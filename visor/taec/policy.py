@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from visor.env.policy import EpisodeView, EvidenceEntry, EvidencePolicy, ShownPicture
@@ -12,7 +11,7 @@ from visor.taec.admission import Candidate, Coefficients, admit, gain
 from visor.taec.captions import Captions
 from visor.taec.config import TaecConfig
 from visor.taec.energy import MemoryItem, energies, strongest
-from visor.taec.exposure import CUES_FILE, Role, condense, load_cues, persistence, role, trace
+from visor.taec.evidence_exposure import EvidenceExposure
 from visor.taec.pictures import MemoryPicture, PictureBudgets
 from visor.taec.requirements import RequirementState, SlotSet, rule_slots
 from visor.taec.text import normalise
@@ -54,16 +53,12 @@ class TaecPolicy:
         self.question = question
         self.captions = captions or Captions(store)
         self.slots = slots or rule_slots(question.text, config.max_slots)
-        self.cues = load_cues(config.exposure.cues or CUES_FILE)
         admission = config.admission
         self.coefficients = Coefficients(admission.alpha, admission.beta, admission.eta, admission.redundancy)
         self.name = f"taec-{config.operators}" if config.operators else "none"
         self._searches: list[dict] = []
-        self._renders: list[dict] = []
+        self._exposure = EvidenceExposure(config.exposure, config.decay.text)
         self._budgets = PictureBudgets(config.allocation, self.captions, self.slots.keywords)
-        self._shown_as: dict[str, Role | None] = {}
-        self._ranked: list[EvidenceEntry] | None = None
-        self._order: list[int] = []
 
     # ------------------------------------------------------------ admission
 
@@ -113,47 +108,8 @@ class TaecPolicy:
     # ------------------------------------------------------------ exposure
 
     def render(self, entry: EvidenceEntry, view: EpisodeView) -> list[str]:
-        """The lines of an evidence entry: all thoughts while it is in the window or among the newest.
-
-        After that its latest thought tells its role: active = all thoughts, resolved = that thought's first
-        confident sentence, failed = one line naming the query.
-        """
-        if not self.config.exposure.enabled:
-            return entry.thoughts
-        if entry.in_window or not entry.thoughts or self._is_newest(entry, view):
-            self._note(entry, None, view)
-            return entry.thoughts
-        latest = entry.thoughts[-1]
-        current = role(latest, self.cues)
-        self._note(entry, current, view)
-        if current == Role.RESOLVED:
-            return [condense(latest, self.cues)]
-        if current == Role.FAILED:
-            return [trace(self.config.exposure.trace, view.queries[entry.search_index])]
-        return entry.thoughts
-
-    def _is_newest(self, entry: EvidenceEntry, view: EpisodeView) -> bool:
-        """Whether fewer than `keep_newest` entries are of later searches; ordered once for a list of them."""
-        if self._ranked is not view.entries or len(self._order) != len(view.entries):
-            self._ranked = view.entries
-            self._order = sorted(other.search_index for other in view.entries)
-        later = len(self._order) - bisect_right(self._order, entry.search_index)
-        return later < self.config.exposure.keep_newest
-
-    def _note(self, entry: EvidenceEntry, current: Role | None, view: EpisodeView) -> None:
-        """Record how an entry is shown, once for each change: contexts are built again and again."""
-        if self._shown_as.get(entry.page_id) == current:
-            return
-        self._shown_as[entry.page_id] = current
-        age = len(view.queries) - 1 - entry.search_index
-        self._renders.append(
-            {
-                "page_id": entry.page_id,
-                "searches": len(view.queries),
-                "role": current.value if current else "recent",
-                "persistence": round(persistence(self.config.decay.text, age), 6),
-            }
-        )
+        """The lines of an evidence entry, in the form of its role; see `EvidenceExposure`."""
+        return self._exposure.render(entry, view) if self.config.exposure.enabled else entry.thoughts
 
     # ------------------------------------------------------------ allocation
 
@@ -216,7 +172,7 @@ class TaecPolicy:
             "settings": self.config.model_dump(mode="json"),
             "slots": self.slots.record(),
             "searches": [dict(record) for record in self._searches],
-            "renders": [dict(record) for record in self._renders],
+            "renders": [dict(record) for record in self._exposure.record],
             "allocations": [dict(record) for record in self._budgets.record],
         }
 

@@ -8,7 +8,7 @@ TEXTS = [
     "the revenue of acme is 4 . search for page 2 hello he llo assistant system user agent",
     *["hello"] * 9,
 ] * 3
-PAGE_SIZES = {"a": (112, 112), "b": (200, 90), "c": (60, 300)}
+PAGE_SIZES = {"a": (112, 112), "b": (200, 90), "c": (60, 300), "d": (1000, 800)}
 
 
 def page_image(ref: ImageRef) -> Image.Image:

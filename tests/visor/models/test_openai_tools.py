@@ -91,6 +91,14 @@ def test_tools_are_offered_and_calls_read(serve):
     assert "tools" not in received[1]
 
 
+def test_a_call_can_be_required(serve):
+    url, received = serve(200, calls_message(("c1", "search", "{}")))
+    client = OpenAIClient("m", url, page_image, max_retries=0)
+    for tools, must_call in (((TOOL,), True), ((TOOL,), False), ((), True)):
+        asyncio.run(client.complete(Request(chat(user("q")), seed=1, tools=tools, must_call=must_call)))
+    assert [body.get("tool_choice") for body in received] == ["required", None, None]
+
+
 def test_calls_and_results_in_the_history(serve):
     url, received = serve(200, calls_message(("c", "search", "{}")))
     reply = Message(

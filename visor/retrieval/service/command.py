@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
-import ipaddress
-import signal
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from visor.http_serving import address_of, listen, run_until_signal
 from visor.retrieval.service.limits import Limits
 
 if TYPE_CHECKING:
@@ -21,12 +17,6 @@ if TYPE_CHECKING:
     from visor.types import PageStore
 
 HOST, PORT = "127.0.0.1", 8765
-MAX_HEADER_BYTES = 1 << 20
-"""Of a request line with headers: the peers put a hundred queries into one URL."""
-KEEP_ALIVE_SECONDS = 75
-"""Longer than our client keeps an idle connection, so that it never sends into a closing one."""
-SHUTDOWN_SECONDS = 5
-MAX_CONNECTIONS = 1000
 EXIT_OK, EXIT_FAILED = 0, 1
 
 
@@ -86,15 +76,9 @@ def run_serve(arguments: argparse.Namespace, corpus: PageStore) -> int:
     if arguments.peer_images and not arguments.peer_protocol:
         raise ValueError("--peer-images goes with --peer-protocol")
     images = PeerImages(corpus, arguments.peer_images) if arguments.peer_protocol else None
-    with _listen(arguments.host, arguments.port) as listener:
-        host, port = listener.getsockname()[:2]
-        if not ipaddress.ip_address(host).is_loopback:
-            print(
-                f"warning: {host} can be reached from other machines; anyone there may search this corpus"
-                + (" and read its pages" if arguments.with_pages else ""),
-                file=sys.stderr,
-            )
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    with listen(arguments.host, arguments.port) as listener:
+        pages_too = " and read its pages" if arguments.with_pages else ""
+        url = address_of(listener, f"search this corpus{pages_too}")
         print(f"opening the index {path}", file=sys.stderr, flush=True)
 
         def open_retriever() -> Opened:
@@ -120,63 +104,19 @@ def _serve(
     scorer: Scorer, corpus: PageStore, listener: socket.socket, with_pages: bool, images: PeerImages | None
 ) -> None:
     """Run the event loop until a signal, or until the index turns out not to open."""
-    try:
-        import uvicorn
 
+    def start(server: Any) -> None:
+        def give_up() -> None:
+            server.should_exit = True
+
+        scorer.on_failure = give_up
+        scorer.start()
+
+    try:
         from visor.retrieval.service.app import create_app
+
+        run_until_signal(create_app(scorer, corpus, with_pages, images), listener, start)
     except ImportError as error:
         raise ValueError(
             f"visor serve needs {error.name}; install it: pip install 'visor-rag[serve]'"
         ) from None
-
-    class Server(uvicorn.Server):
-        """Stops cleanly at a signal and lets the command go on; uvicorn's would raise it again."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self.handle_exit, number, None)
-            yield
-
-    app = create_app(scorer, corpus, with_pages, images)
-    server = Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            ws="none",
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            http="h11",
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        )
-    )
-
-    def give_up() -> None:
-        server.should_exit = True
-
-    scorer.on_failure = give_up
-    scorer.start()
-    server.run(sockets=[listener])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. OSError in words when the address is taken or is not this machine's."""
-    if not 0 <= port <= 65535:
-        raise ValueError(f"cannot listen at {host}:{port}: a port is 0 to 65535")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        # A server started again takes its port back although connections of the one before linger.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise OSError(
-            f"cannot listen at {host}:{port}: {error.strerror}; choose another --host or --port"
-        ) from None
-    listener.listen(2048)
-    return listener
