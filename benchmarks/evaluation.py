@@ -133,7 +133,7 @@ def command(folder: Path, endpoint: Endpoint, output: str, questions: int, in_fl
     return [
         *(sys.executable, "-m", "rollout.evaluate", "--system", "vanilla", "--model", endpoint.model),
         *("--corpus", str(folder / "corpus"), "--benchmark", f"questions:{folder / 'questions.jsonl'}"),
-        *("--output", str(folder / output), "--limit", str(questions), "--max_concurrency", str(in_flight)),
+        *("--output", str(folder / output), "--limit", str(questions), "--concurrency", str(in_flight)),
     ]
 
 

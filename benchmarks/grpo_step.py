@@ -31,7 +31,7 @@ from data.slide_lessons import vocabulary_texts
 from data.slide_world import make_world, write_world
 from grpo.batch import PolicyRow, rows_of_groups
 from grpo.loss import LossSettings
-from grpo.update import PolicyUpdate
+from grpo.update import PolicyUpdate, UpdateReport
 from rewards.judge import RuleJudge
 from rollout.engine import RolloutEngine
 from rollout.group import sample_groups
@@ -55,13 +55,9 @@ POLICY = Path(__file__).parents[1] / "data" / "slide_policy"
 FROZEN = ["vision_tower", "projector"]
 MICRO_BATCH, ROWS = 8, 40  # a step of 8 questions × 5
 PAGE_TOKENS, REPLY_TOKENS, CALLS, WINDOW = 1296, 150, 10, 2  # the paper's
-PROPORTIONED = {"hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 4}
+PROPORTIONED = {"hidden_size": 384, "intermediate_size": 1920, "num_hidden_layers": 2}
 PROPORTIONED |= {"num_attention_heads": 8, "num_key_value_heads": 2}
-PROPORTIONED["rope_parameters"] = {
-    "rope_type": "default",
-    "rope_theta": 1000.0,
-    "mrope_section": [11, 11, 10],
-}
+PROPORTIONED["rope_parameters"] = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [8, 8, 8]}
 
 
 def prepare() -> None:
@@ -221,18 +217,15 @@ def compare_trl(repeats: int) -> None:
                 model, settings, reference, shared=bool(freeze), micro_batch_size=MICRO_BATCH
             )
 
-            def ours() -> list[float]:
-                features.clear()  # a run has them from its rollouts
-                return update.run(rows, [], seed=0).loss
-
+            ours = partial(_one_step, update, features, rows)  # a run has the features from its rollouts
             theirs = partial(trl_update, trainer, batches)
-            torch.testing.assert_close(ours(), [theirs()], atol=1e-5, rtol=0.0)
+            torch.testing.assert_close(ours().loss, [theirs()], atol=1e-5, rtol=0.0)
             seconds = in_turns((ours, theirs), repeats)
             _check_same_weights(model, trainer.model)
-            table.append((f"beta {beta}, {'vision frozen' if freeze else 'everything trains'}",
-                          *seconds, seconds[0] / seconds[1]))  # fmt: skip
-    print(format_table((f"{ROWS} single-turn rows, {total} trained tokens", "ours, s", "TRL, s", "ours / TRL"),
-                       table), end="\n\n")  # fmt: skip
+            name = f"beta {beta}, {'vision frozen' if freeze else 'everything trains'}"
+            table.append((name, *seconds, seconds[0] / seconds[1]))
+    titles = (f"{ROWS} single-turn rows, {total} trained tokens", "ours, s", "TRL, s", "ours / TRL")
+    print(format_table(titles, table), end="\n\n")
 
 
 def _check_same_weights(ours, theirs) -> None:
@@ -311,20 +304,16 @@ def compare_credit(name: str, policy: Path | str, scale: int, count: int, repeat
     budget = max(len(item.row.input_ids) for item in whole)
     # The vision tower computes for every row, or once a picture; a pass holds one row, or as many as fit the
     # tokens of a trajectory.
-    ways = [
-        ("trajectory", whole, False, None, False),
-        ("trajectory, features shared", whole, True, None, False),
-    ]
-    ways += [("turn", turns, False, None, True), ("turn, features shared", turns, True, None, True)]
-    ways += [("turn, features shared, batched", turns, True, budget, True)]
-    sides, shares = [], []
-    for _, rows, shared, tokens, exact in ways:
+    ways = [("trajectory", whole, False, None), ("trajectory, features shared", whole, True, None)]
+    ways += [("turn", turns, False, None), ("turn, features shared", turns, True, None)]
+    ways += [("turn, features shared, batched", turns, True, budget)]
+    sides = []
+    for _, rows, shared, tokens in ways:
         model = stage.model(FROZEN)
         update, features = stage.update(
-            model, LossSettings(), shared=shared, exact_context=exact,
+            model, LossSettings(), shared=shared, exact_context=rows is turns,
             micro_batch_size=10_000 if tokens else 1, max_tokens_per_micro_batch=tokens,
         )  # fmt: skip
-        shares.append(update)
         sides.append(partial(_one_step, update, features, rows))
     seconds = in_turns(sides, repeats)
     table = [
@@ -332,22 +321,16 @@ def compare_credit(name: str, policy: Path | str, scale: int, count: int, repeat
         for way, spent in zip(ways, seconds)
     ]
     print(
-        f"{name}: pages of {side // 28}² image tokens, replies of {reply}; image tokens "
-        f"{image_tokens(turns) / image_tokens(whole):.4f} × (17/9), all tokens {lengths[1] / lengths[0]:.2f} ×"
+        f"{name}: pages of {side // 28}² image tokens, replies of {reply}\nturn / trajectory: image tokens "
+        f"{image_tokens(turns) / image_tokens(whole):.4f} (17/9), all tokens {lengths[1] / lengths[0]:.2f}"
     )
-    titles = (
-        f"{count} episodes of {CALLS} calls, W = {WINDOW}",
-        "rows",
-        "tokens",
-        "s",
-        "× trajectory, shared",
-    )
+    titles = (f"{count} episodes of {CALLS} calls, W = {WINDOW}", "rows", "tokens", "s", "× second line")
     print(format_table(titles, table), end="\n\n")
 
 
-def _one_step(update: PolicyUpdate, features: ImageFeatures, rows: Sequence[PolicyRow]) -> None:
+def _one_step(update: PolicyUpdate, features: ImageFeatures, rows: Sequence[PolicyRow]) -> UpdateReport:
     features.clear()
-    update.run(rows, [], seed=0)
+    return update.run(rows, [], seed=0)
 
 
 # ---------------------------------------------------------------- padding
@@ -381,17 +364,17 @@ def compare_padding() -> None:
             real = sum(len(item.row.input_ids) for item in rows)
             share = update.run(rows, [], seed=0).padding.share
             plain = f"{1 - real / unsorted:.1%}" if unsorted else "–"
-            table.append((credit, len(rows), str(size) if tokens is None else f"{tokens} tokens", f"{share:.1%}",
-                          plain))  # fmt: skip
+            limit = str(size) if tokens is None else f"{tokens} tokens"
+            table.append((credit, len(rows), limit, f"{share:.1%}", plain))
     print(format_table(("credit", "rows", "a pass takes", "padding", "in order of arrival"), table))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help="trl, credit, padding (default: all)")
+    parser.add_argument("parts", nargs="*", help="trl, credit, credit-whole, padding (default: all)")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    parts = arguments.parts or ["trl", "credit", "padding"]
+    parts = arguments.parts or ["trl", "credit", "credit-whole", "padding"]
     torch.set_num_threads(1)
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -399,7 +382,8 @@ def main() -> None:
         if "trl" in parts:
             compare_trl(arguments.repeats)
         if "credit" in parts:
-            compare_credit("attention's share as in a 7B model", "wide", 8, 2, arguments.repeats)
+            compare_credit("attention's share as in a 7B model", "wide", 8, 1, arguments.repeats)
+        if "credit-whole" in parts:
             compare_credit("the paper's lengths, tiny policy", POLICY, 1, 1, max(1, arguments.repeats // 2))
         if "padding" in parts:
             compare_padding()

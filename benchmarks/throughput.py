@@ -1,13 +1,15 @@
 """Sampled tokens a second of whole episodes: this engine, one episode after the other, and TRL's tool loop.
 
-8 questions × 5 episodes of the shipped tiny policy on the slide world, temperature 1. One thread, sides taking
-turns, medians; seconds are the processor's.
+8 questions × 5 episodes of ten calls on the slide world, the tiny policy. Every side decodes 32 tokens a
+call at temperature 1; what the episode then reads is a reply of 32 tokens from a script (nine searches, each
+sample with queries and thoughts of its own, and an answer), so that all sides play the same episodes. One
+thread, sides taking turns, medians; seconds are the processor's.
 
 - plain: one episode at a time, whole history kept, Transformers' `generate` with its KV cache within a call,
   images encoded again each turn; the same retriever and environment.
 - TRL: `GRPOTrainer` with an environment whose one tool is the search and shows one page a turn, `generate` as
-  the backend. Its policy is this one: its tokenizer's parser is told how a search looks here, and its processor
-  is Transformers' own without the video part, which needs torchvision.
+  the backend. Its tokenizer's parser is told how a search looks here, and its processor is Transformers' own
+  without the video part, which needs torchvision.
 """
 
 import argparse
@@ -49,10 +51,10 @@ from visor.models.tensors import collate, model_inputs
 from visor.models.transformers import TransformersClient, banned_ids
 from visor.retrieval.bm25 import BM25Retriever
 from visor.systems.visor import VisorSystem
-from visor.types import Completion, FinishReason, ImageRef
+from visor.types import Completion, FinishReason, ImageRef, derive_seed
 
 POLICY = Path(__file__).parents[1] / "data" / "slide_policy"
-QUESTIONS, GROUP, REPLY_TOKENS, CALLS = 8, 5, 64, 10
+QUESTIONS, GROUP, REPLY_TOKENS, CALLS = 8, 5, 32, 10
 AREA = SLIDE_EPISODE["page_min_pixels"]
 
 
@@ -68,16 +70,58 @@ class Stage:
         self.images = ImageCutter(self.corpus)
         self.processor = load_processor(POLICY)
         self.questions = random.Random(0).sample(world.questions["test"], QUESTIONS)
+        self.renderer = self.processor.renderer()
+        decks = random.Random(1).sample(world.decks["test"], QUESTIONS)
+        self.scripts = {  # (question, sample) → ids of its replies
+            (question.question_id, sample): self._script(deck, f"{question.question_id}/{sample}")
+            for question, deck in zip(self.questions, decks)
+            for sample in range(GROUP)
+        }
+
+    def _script(self, deck, name: str) -> list[list[int]]:
+        rng = random.Random(name)
+        topics = [topic for slide in deck.slides for topic in slide.topics]
+        actions = [f"<search> {topic} of {deck.name}</search>" for topic in rng.sample(topics, CALLS - 1)]
+        return [self._reply(rng, topics, action) for action in [*actions, "<answer> 1</answer>"]]
+
+    def _reply(self, rng: random.Random, words: Sequence[str], action: str) -> list[int]:
+        """Of exactly REPLY_TOKENS tokens."""
+        while True:
+            thought = " ".join(rng.choices(words, k=rng.randint(8, REPLY_TOKENS)))
+            ids = self.renderer.reply_ids(f"<think> {thought}</think>{action}")
+            if len(ids) == REPLY_TOKENS:
+                return ids
 
     def model(self):
         return load_model(POLICY, dtype="float32", freeze=["vision_tower", "projector"])
 
     def engine(self, client, **options) -> RolloutEngine:
         concurrency = options.pop("max_concurrency", QUESTIONS * GROUP)
+        client = Prompter(client, self)
         config = EpisodeConfig(**SLIDE_EPISODE, max_turns=CALLS, **options)
         sampling = Sampling(max_tokens=REPLY_TOKENS)
         parts = (client, self.index, self.corpus, config, load_prompts("tiny"), sampling)
         return RolloutEngine(VisorSystem(*parts), RuleJudge(), max_concurrency=concurrency)
+
+
+class Prompter:
+    """Puts the script's reply in the place of the one that was sampled."""
+
+    name = "prompter"
+
+    def __init__(self, client, stage: Stage) -> None:
+        self.client, self.renderer = client, stage.renderer
+        self.replies = {
+            derive_seed(derive_seed(0, 1), question, sample, call): ids
+            for (question, sample), script in stage.scripts.items()
+            for call, ids in enumerate(script)
+        }
+
+    async def complete(self, request: Request) -> Completion:
+        sampled = await self.client.complete(request)
+        assert len(sampled.token_ids or []) == REPLY_TOKENS, "a reply ended early"
+        ids = self.replies[request.seed]
+        return sampled.model_copy(update={"text": self.renderer.reply_text(ids), "token_ids": ids})
 
 
 class PlainClient:
@@ -89,9 +133,8 @@ class PlainClient:
         self.model, self.images = stage.model(), stage.images
         self.renderer = stage.processor.renderer()
         banned = banned_ids(self.model.lm_head.out_features, self.renderer).nonzero().flatten().tolist()
-        stop = sorted(self.renderer.stop_ids)
         self.settings = GenerationConfig(
-            do_sample=True, max_new_tokens=REPLY_TOKENS, suppress_tokens=banned, eos_token_id=stop,
+            do_sample=True, max_new_tokens=REPLY_TOKENS, suppress_tokens=banned, min_new_tokens=REPLY_TOKENS,
             pad_token_id=self.renderer.pad_id, top_k=0,
         )  # fmt: skip
 
@@ -99,13 +142,11 @@ class PlainClient:
         prompt = self.renderer.encode(request.messages, self.images)
         batch = model_inputs(collate([prompt], self.renderer, self.images))
         del batch["position_ids"]  # `generate` computes its own
-        ids = self.model.generate(**batch, generation_config=self.settings)[
-            0, len(prompt.input_ids) :
-        ].tolist()
-        stopped = ids[-1] in self.renderer.stop_ids
+        sampled = self.model.generate(**batch, generation_config=self.settings)
+        ids = sampled[0, len(prompt.input_ids) :].tolist()
         return Completion(
             text=self.renderer.reply_text(ids), token_ids=ids, prompt_token_ids=prompt.input_ids,
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH, image_sizes=prompt.image_sizes,
+            finish_reason=FinishReason.LENGTH, image_sizes=prompt.image_sizes,
         )  # fmt: skip
 
 
@@ -121,12 +162,15 @@ class Run:
 def counted(groups: Sequence[Group]) -> Run:
     done = [trajectory for group in groups for trajectory in group.trajectories]
     assert not any(t.error for t in done), next(t.error for t in done if t.error)
+    assert all(len(t.turns) == CALLS and t.answer == "1" for t in done), "the script was not played"
     replies = [turn.completion.token_ids or [] for t in done for turn in t.turns]
     return Run(sum(map(len, replies)), len(replies), len(done))
 
 
 def ours(stage: Stage) -> Callable[[], Run]:
-    client = TransformersClient(stage.model(), stage.processor.renderer(), stage.images)
+    renderer = stage.processor.renderer()
+    renderer.stop_ids = frozenset()  # every call decodes REPLY_TOKENS
+    client = TransformersClient(stage.model(), renderer, stage.images)
     engine = stage.engine(client)
 
     def run() -> Run:
@@ -178,8 +222,9 @@ def trl(stage: Stage) -> Callable[[], Run]:
     tokenizer.response_template = {"defaults": {"role": "assistant"}}  # that it has one
     pictures.size = {"shortest_edge": AREA, "longest_edge": AREA}
     # A tool's message stands where the episode's observation does; calls are shown for TRL's checks only.
-    template = tokenizer.chat_template.replace("{{ message['role'] }}", "{{ 'user' if message['role'] == 'tool' "
-        "else message['role'] }}").replace("<|im_end|>\n{% endfor %}", TOOL_CALLS + "<|im_end|>\n{% endfor %}")  # fmt: skip
+    role = "{{ 'user' if message['role'] == 'tool' else message['role'] }}"
+    template = tokenizer.chat_template.replace("{{ message['role'] }}", role)
+    template = template.replace("<|im_end|>\n{% endfor %}", TOOL_CALLS + "<|im_end|>\n{% endfor %}")
     template = "{% if false %}{{ tools }}{% endif %}" + template
     sampled = []
 
@@ -201,13 +246,14 @@ def trl(stage: Stage) -> Callable[[], Run]:
             self.shown.add(found[0])
             ref = ImageRef(page_id=found[0], min_pixels=AREA, max_pixels=AREA)
             image = {"type": "image", "image": stage.images(ref)}
-            return [image, {"type": "text", "text": f" page for {self.question}"}]
+            return [image, {"type": "text", "text": f"page for {self.question}"}]
 
     config = GRPOConfig(
         output_dir="trl", use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, beta=0.0,
         per_device_train_batch_size=QUESTIONS * GROUP, num_generations=GROUP, gradient_checkpointing=False,
         max_completion_length=CALLS * (REPLY_TOKENS + 64), max_tool_calling_iterations=CALLS - 1,
-        generation_kwargs={"max_new_tokens": REPLY_TOKENS}, temperature=1.0, top_k=0,
+        generation_kwargs={"max_new_tokens": REPLY_TOKENS, "min_new_tokens": REPLY_TOKENS},
+        temperature=1.0, top_k=0,
     )  # fmt: skip
     prompts = [[{"role": "system", "content": "agent"}, {"role": "user", "content": f"question : {q.text}"}]
                for q in stage.questions]  # fmt: skip
@@ -220,13 +266,17 @@ def trl(stage: Stage) -> Callable[[], Run]:
                                          for p, q in zip(prompts, stage.questions)]),
     )  # fmt: skip
     single_turn = trainer._generate_single_turn
+    scripts = list(stage.scripts.values())
 
-    def counting(*args, **kwargs):
-        replies = single_turn(*args, **kwargs)
-        sampled.extend(map(len, replies[0]))
-        return replies
+    def prompted(*args, **kwargs):
+        """The script's replies in the place of those that were sampled."""
+        ids, logprobs = single_turn(*args, **kwargs)
+        assert [len(reply) for reply in ids] == [REPLY_TOKENS] * len(scripts), "a reply ended early"
+        call = len(sampled) // len(scripts)
+        sampled.extend(map(len, ids))
+        return [list(script[call]) for script in scripts], logprobs
 
-    trainer._generate_single_turn = counting
+    trainer._generate_single_turn = prompted
     generate = trainer._generate
     spent = []
 
@@ -244,6 +294,7 @@ def trl(stage: Stage) -> Callable[[], Run]:
         sampled.clear()
         trainer._generate_and_score_completions([dict(row) for row in inputs])
         run.seconds = spent[-1]  # without the scoring that follows
+        assert len(sampled) == len(inputs) * CALLS, "the script was not played"
         return Run(sum(sampled), len(sampled), len(inputs))
 
     return run

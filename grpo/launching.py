@@ -61,9 +61,9 @@ def check_launch(accelerator: Accelerator) -> None:
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched != accelerator.num_processes:
         raise ValueError(
-            f"{launched} processes were launched and each has found {accelerator.num_processes}, so they would "
-            "write into one folder without knowing of each other; without a GPU launch them with a file for "
-            "CPUs, as configs/accelerate/cpu2.yaml"
+            f"{launched} processes were launched and each has found {accelerator.num_processes}, so they "
+            "would write into one folder without knowing of each other; without a GPU launch them with a file "
+            "for CPUs, as configs/accelerate/cpu2.yaml"
         )
     if kind == DistributedType.MEGATRON_LM:
         raise ValueError(
@@ -88,9 +88,9 @@ def _asked_for(what: str) -> bool:
 
 
 def _start_cpu_processes() -> None:
-    """On machines without a GPU: for DeepSpeed Accelerate leaves the backend open, and DeepSpeed takes one that
-    PyTorch does not have; for FSDP it does not pass a launch file's `use_cpu` on, and each process would be
-    alone."""
+    """On machines without a GPU: for DeepSpeed Accelerate leaves the backend open, and DeepSpeed takes one
+    that PyTorch does not have; for FSDP it does not pass a launch file's `use_cpu` on, and each process would
+    be alone."""
     if _asked_for("DEEPSPEED"):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         PartialState(backend="gloo")
