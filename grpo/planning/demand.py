@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.arguments import GrpoConfig
-from grpo.planning.activations import Batch, Mode, Pass, Shape
+from grpo.planning.activations import Batch, Mode, Pass, Shape, peak
 from grpo.planning.context import ContextPlan, RowLength
 from grpo.planning.launch import Launch
 from grpo.planning.limits import Finding
@@ -30,8 +28,8 @@ class Demand:
     longest_row: RowLength
     typical_row: RowLength
     how: Pass
-    update_with: Callable[[int], int]
-    """Bytes of an update whose longest row has so many sampled tokens, its other tokens as they are."""
+    bytes_a_sampled_token: int
+    """By which the activations of the longest row grow with it."""
 
 
 def gpu_demand(
@@ -66,21 +64,20 @@ def gpu_demand(
         )
         return with_engine(needed, config, device)
 
-    def of_longest(row: RowLength) -> Memory:
-        visual = min(widest.visual, context.max_prompt)
-        return memory(row, context.max_prompt, config.max_completion_length, visual)
-
-    def update_with(sampled: int) -> int:
-        tokens = longest.tokens - longest.sampled + sampled
-        return of_longest(RowLength(tokens, longest.visual, sampled)).update
-
     return Demand(
-        longest=of_longest(longest),
+        longest=memory(
+            longest,
+            context.max_prompt,
+            config.max_completion_length,
+            min(widest.visual, context.max_prompt),
+        ),
         typical=memory(typical, min(fullest.total, context.max_prompt), reply_tokens, fullest.visual),
         longest_row=longest,
         typical_row=typical,
         how=how,
-        update_with=update_with,
+        bytes_a_sampled_token=_slope(
+            config, shape, how, longest, max(context.page_tokens, context.crop_tokens)
+        ),
     )
 
 
@@ -99,6 +96,12 @@ def with_engine(needed: Memory, config: GrpoConfig, device: int | None) -> Memor
         engine=share,
         engine_update=0 if config.vllm_enable_sleep_mode else share,
     )
+
+
+def _slope(config: GrpoConfig, shape: Shape, how: Pass, row: RowLength, largest_image: int) -> int:
+    shorter = RowLength(row.tokens - 1, row.visual, row.sampled - 1)
+    longer, less = (peak(shape, how, _batch(config, each, largest_image)) for each in (row, shorter))
+    return max(1, longer - less)
 
 
 def compute_pass(config: GrpoConfig, model_config: Any, launch: Launch, bf16: bool) -> Pass:
@@ -239,15 +242,11 @@ def _remedy(config: GrpoConfig, demand: Demand, device: int) -> str:
         return "; attn_implementation sdpa keeps no attention weights"
     if not config.gradient_checkpointing:
         return "; gradient_checkpointing takes less"
-    counts = range(demand.longest_row.sampled)
-    fitting = bisect_right(counts, device, key=demand.update_with) - 1
+    fitting = demand.longest_row.sampled - excess // demand.bytes_a_sampled_token - 1
     shorter = "; rows of credit turn are shorter" if config.credit == "trajectory" else ""
     if fitting <= 0:
         return shorter
-    return (
-        f"; rows of up to {fitting:,} sampled tokens fit (turns × max_completion_length) beside as many others"
-        f"{shorter}"
-    )
+    return f"; rows of up to {fitting:,} sampled tokens fit (turns × max_completion_length){shorter}"
 
 
 def gib(number: int) -> str:
