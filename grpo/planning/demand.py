@@ -246,7 +246,7 @@ def _remedy(config: GrpoConfig, demand: Demand, device: int) -> str:
     shorter = "; rows of credit turn are shorter" if config.credit == "trajectory" else ""
     if fitting <= 0:
         return shorter
-    return f"; rows of up to {fitting:,} sampled tokens fit (turns × max_completion_length){shorter}"
+    return f"; rows of up to about {fitting:,} sampled tokens fit (turns × max_completion_length){shorter}"
 
 
 def gib(number: int) -> str:
