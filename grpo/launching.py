@@ -62,8 +62,8 @@ def check_launch(accelerator: Accelerator) -> None:
     if launched != accelerator.num_processes:
         raise ValueError(
             f"{launched} processes were launched and each has found {accelerator.num_processes}, so they "
-            "would write into one folder without knowing of each other; without a GPU launch them with a file "
-            "for CPUs, as configs/accelerate/cpu2.yaml"
+            "would write into one folder without knowing of each other; without a GPU launch them with a "
+            "file for CPUs, as configs/accelerate/cpu2.yaml"
         )
     if kind == DistributedType.MEGATRON_LM:
         raise ValueError(
