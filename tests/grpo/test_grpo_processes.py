@@ -103,6 +103,8 @@ def same_within(one: Path, other: Path, tolerance: float) -> None:
     for ours, theirs in zip(*lines, strict=True):
         assert ours.keys() == theirs.keys()
         for name, value in ours.items():
+            if name == "padding_share":  # two processes have other batches
+                continue
             expected = theirs[name]
             expected = expected if expected is None else pytest.approx(expected, rel=1e-3, abs=1e-6)
             assert value == expected, name
