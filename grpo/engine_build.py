@@ -64,8 +64,6 @@ def engine_arguments(config: GrpoConfig, processes: int, dtype: torch.dtype) -> 
     """vLLM's own arguments of a colocated engine. ValueError for what a colocated one cannot do here."""
     arguments: dict[str, Any] = {
         "dtype": str(dtype).removeprefix("torch."),
-        # Every weight comes with the first push, so that the gap at the start tells of one that is left out.
-        "load_format": "dummy",
         "tensor_parallel_size": config.vllm_tensor_parallel_size,
         "seed": config.seed,
     }

@@ -49,6 +49,7 @@ class EnginePolicy:
         self.sleeps = sleeps
         """Whether the engine gives its memory back between `rest` and the next push."""
         self._asleep = False
+        self._closed = False
         self.make_probe = make_probe
         """Called once the engine holds the policy, on every process."""
         self.probe: GapProbe | None = None
@@ -81,8 +82,10 @@ class EnginePolicy:
             self._asleep = True
 
     def close(self) -> None:
-        """Let go of the engine; one of this process ends."""
-        self.engine.close()
+        """Let go of the engine; one of this process ends. Once is enough."""
+        if not self._closed:
+            self._closed = True
+            self.engine.close()
 
     @property
     def is_pushing(self) -> bool:

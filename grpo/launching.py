@@ -16,8 +16,8 @@ from grpo.trackers import accelerator_arguments
 
 def make_accelerator(config: GrpoConfig) -> Accelerator:
     """The Accelerator of a run, under whichever launcher. ValueError for a launch that cannot train."""
-    if _asked_for("DEEPSPEED"):
-        _start_deepspeed_processes()
+    if not torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+        _start_cpu_processes()
     accelerator = Accelerator(
         mixed_precision="bf16" if config.bf16 else None,
         # A micro-batch without pictures leaves the vision tower without gradients.
@@ -58,6 +58,13 @@ def prepare(accelerator: Accelerator, model, optimizer) -> tuple:
 def check_launch(accelerator: Accelerator) -> None:
     """ValueError for a launch that cannot train this policy."""
     kind = accelerator.distributed_type
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched != accelerator.num_processes:
+        raise ValueError(
+            f"{launched} processes were launched and each has found {accelerator.num_processes}, so they "
+            "would write into one folder without knowing of each other; without a GPU launch them with a "
+            "file for CPUs, as configs/accelerate/cpu2.yaml"
+        )
     if kind == DistributedType.MEGATRON_LM:
         raise ValueError(
             "grpo.train does not run on Megatron-LM; launch it with data parallelism, "
@@ -80,12 +87,15 @@ def _asked_for(what: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{what}", "false").lower() == "true"
 
 
-def _start_deepspeed_processes() -> None:
-    """On machines without a GPU Accelerate leaves the backend open, and DeepSpeed then takes one that PyTorch
-    does not have."""
-    if not torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+def _start_cpu_processes() -> None:
+    """On machines without a GPU: for DeepSpeed Accelerate leaves the backend open, and DeepSpeed takes one
+    that PyTorch does not have; for FSDP it does not pass a launch file's `use_cpu` on, and each process would
+    be alone."""
+    if _asked_for("DEEPSPEED"):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         PartialState(backend="gloo")
+    elif _asked_for("FSDP"):
+        os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
 def _set_up_deepspeed(plugin, config: GrpoConfig) -> None:

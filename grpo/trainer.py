@@ -154,7 +154,7 @@ class GrpoTrainer:
             if self._validates_at(step):
                 self._validate(step)
             if stop:
-                self.accelerator.end_training()
+                self._end()
                 raise StoppedByAlarm(self._stop_message(stop))
         with CLOCK.running("save", "the final model"):
             with self.saver.model_writer() as write:
@@ -163,6 +163,12 @@ class GrpoTrainer:
             if self.accelerator.is_main_process and self.hub:
                 self.hub.finish()
             self.accelerator.wait_for_everyone()
+        self._end()
+
+    def _end(self) -> None:
+        """A colocated engine shares the process group, so it ends before the processes part."""
+        if self.engine_policy:
+            self.engine_policy.close()
         self.accelerator.end_training()
 
     def _go_on(self) -> None:

@@ -162,7 +162,6 @@ def test_the_engine_gets_the_limits_that_the_plan_prints(world, tmp_path, capsys
     shown = capsys.readouterr().out
     assert f"max_model_len {engine.max_context:,} (" in shown
     assert f"images per prompt {engine.max_images}" in shown
-    assert engine.arguments["load_format"] == "dummy"
 
 
 def test_a_length_under_the_longest_context_is_refused(world, tmp_path):

@@ -26,7 +26,9 @@ def test_every_step_has_every_figure_and_the_stages_of_its_time(world, tmp_path)
     for line in map(json.loads, (tmp_path / "metrics.jsonl").open()):
         assert line.keys() >= FIGURES
         seconds = line["seconds"]
-        assert seconds["stages"].keys() == {"encode", "retrieve", "crop", "decode", "judge", "update"}
+        assert seconds["stages"].keys() == {
+            "encode", "retrieve", "crop", "decode", "judge", "update", "push",
+        }  # fmt: skip
         assert all(seconds["stages"][stage] > 0 for stage in ("encode", "decode", "judge", "update"))
         assert seconds["stages"]["update"] <= seconds["update"]
         assert seconds["stages"]["decode"] < seconds["rollout"]

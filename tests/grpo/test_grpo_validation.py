@@ -163,8 +163,8 @@ def test_the_best_model_is_kept_and_loads(world, tmp_path):
     trainer = trainer_for(world, tmp_path, **settings, **validating(world, eval_on_start=True))
     write = trainer.saver.write_checkpoint
 
-    def write_and_keep(folder, step, questions_drawn):
-        write(folder, step, questions_drawn)
+    def write_and_keep(folder, step, *rest):
+        write(folder, step, *rest)
         shutil.copytree(folder, tmp_path / f"kept-{step}")
 
     trainer.saver.write_checkpoint = write_and_keep

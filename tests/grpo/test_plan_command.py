@@ -148,7 +148,8 @@ def test_the_papers_setting_on_8_gpus_of_80_gib():
 def test_what_makes_the_papers_setting_fit_smaller_gpus():
     small = {"plan_device_gib": 55}
     (refusal,) = paper_plan(**small).refusals
-    fitting = int(re.search(r"rows of up to about ([\d,]+) sampled tokens fit", refusal.text)[1].replace(",", ""))
+    number = re.search(r"rows of up to about ([\d,]+) sampled tokens fit", refusal.text)[1]
+    fitting = int(number.replace(",", ""))
     assert "20,480 sampled" in refusal.text
     # About: shorter replies leave the prompt room for more pages before it is full.
     assert paper_plan(**small, max_completion_length=fitting // 15).refusals == []

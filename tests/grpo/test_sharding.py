@@ -117,14 +117,22 @@ def fsdp(**settings):
     return accelerator(DistributedType.FSDP, fsdp_plugin=usual | settings)
 
 
-def test_launches_that_cannot_train():
+def test_launches_that_cannot_train(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="set fsdp_version: 2"):
         check_launch(fsdp(fsdp_version=1))
     with pytest.raises(ValueError, match="does not run on Megatron-LM"):
         check_launch(accelerator(DistributedType.MEGATRON_LM))
 
 
-def test_every_process_loads_the_weights():
+def test_processes_that_do_not_know_of_each_other(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes were launched and each has found 1"):
+        check_launch(accelerator(DistributedType.NO, 1))
+
+
+def test_every_process_loads_the_weights(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     launched = fsdp()
     check_launch(launched)
     assert launched.state.fsdp_plugin.cpu_ram_efficient_loading is False
