@@ -55,6 +55,7 @@ POLICY = Path(__file__).parents[1] / "data" / "slide_policy"
 FROZEN = ["vision_tower", "projector"]
 MICRO_BATCH, ROWS = 8, 40  # a step of 8 questions × 5
 PAGE_TOKENS, REPLY_TOKENS, CALLS, WINDOW = 1296, 150, 10, 2  # the paper's
+PREFIX_TOKENS = 776  # system and question with VISOR's prompts, as the plan of the 7B run counts them
 PROPORTIONED = {"hidden_size": 384, "intermediate_size": 1920, "num_hidden_layers": 2}
 PROPORTIONED |= {"num_attention_heads": 8, "num_key_value_heads": 2}
 PROPORTIONED["rope_parameters"] = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [8, 8, 8]}
@@ -261,8 +262,8 @@ class Typist:
         return self.renderer.reply_ids(f"<think>{' page' * words}</think>{action}")
 
 
-def long_episode(stage: Stage, side: int, tokens: int, sample: int) -> Trajectory:
-    """CALLS calls: pages of `side` × `side` pixels, replies of `tokens` tokens."""
+def long_episode(stage: Stage, side: int, tokens: int, prefix: int, sample: int) -> Trajectory:
+    """CALLS calls: pages of `side` × `side` pixels, replies of `tokens` and a system turn of `prefix`."""
     area = side * side
     config = EpisodeConfig(
         **SLIDE_EPISODE | {"page_min_pixels": area, "page_max_pixels": area},
@@ -272,7 +273,7 @@ def long_episode(stage: Stage, side: int, tokens: int, sample: int) -> Trajector
     question = stage.world.questions["test"][0]
     topics = [topic for slide in deck.slides for topic in slide.topics]
     client = Typist(stage.renderer, [f"{topic} of {deck.name}" for topic in topics], tokens)
-    prompts = load_prompts("tiny")
+    prompts = load_prompts("tiny").model_copy(update={"system": " page" * prefix})
     system = VisorSystem(client, stage.index, stage.corpus, config, prompts, Sampling())
     trajectory = asyncio.run(system.solve(question, sample_index=sample))
     pages = [turn.observation.page_ids for turn in trajectory.turns[:-1]]
@@ -296,7 +297,8 @@ def compare_credit(name: str, policy: Path | str, scale: int, count: int, repeat
     stage = Stage(policy)
     side = 28 * round((PAGE_TOKENS / scale) ** 0.5)
     reply = round(REPLY_TOKENS / scale)
-    episodes = [long_episode(stage, side, reply, sample) for sample in range(count)]
+    prefix = round(PREFIX_TOKENS / scale)
+    episodes = [long_episode(stage, side, reply, prefix, sample) for sample in range(count)]
     whole = with_advantages([trajectory_row(t, stage.renderer, stage.images) for t in episodes])
     turns = with_advantages([row for t in episodes for row in turn_rows(t, stage.renderer, stage.images)])
     assert image_tokens(turns) * 9 == image_tokens(whole) * 17
