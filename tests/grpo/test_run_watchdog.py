@@ -32,13 +32,14 @@ def scorer(trajectory, question, judge):
         hang()
     return training_world.spread_reward(trajectory, question, judge)
 trainer.engine.scorer = scorer
-def wrap(owner, name):
+def wrap(owner, name, when=2):
     function = getattr(owner, name)
     def wrapped(*arguments, **named):
-        return hang() if hanging() else function(*arguments, **named)
+        return hang() if hanging(when) else function(*arguments, **named)
     setattr(owner, name, wrapped)
 if stage == "decode":
-    wrap(trainer.client, "_decode")
+    import visor.models.transformers
+    wrap(visor.models.transformers, "decode")
 if stage == "retrieve":
     wrap(trainer.engine.system.retriever, "search")
     reply = trainer.client.renderer.reply_text
@@ -46,12 +47,12 @@ if stage == "retrieve":
 if stage == "update":
     wrap(trainer.update, "run")
 if stage == "save":
-    wrap(trainer.saver, "save")
+    wrap(trainer.saver, "save", when=3)  # of step 2, which is done by then
 trainer.train()
 """
 
 
-def run_hanging(stage, world, out, tmp_path, processes=1, rank=0, timeout=3.0, **settings):
+def run_hanging(stage, world, out, tmp_path, processes=1, rank=0, timeout=6.0, **settings):
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     launch = [sys.executable]

@@ -66,8 +66,6 @@ def loads_everywhere(checkpoint, probe, expected):
     """The checkpoint is the policy, for plain Transformers and for vLLM."""
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    from visor.models.vllm_engine import LocalEngine
-
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint).eval()
     renderer = load_processor(checkpoint).renderer()
     with torch.no_grad():
@@ -75,14 +73,32 @@ def loads_everywhere(checkpoint, probe, expected):
     start = len(probe.prompt.input_ids)
     ours = logprobs[start : start + len(probe.reply_ids)].tolist()
     assert ours == pytest.approx(expected, abs=1e-4)
-    arguments = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
-    engine = LocalEngine(str(checkpoint), max_context=512, max_images=2, engine_args=arguments)
-    assert engine.score(probe.client.prompt(probe.prompt), probe.reply_ids) == pytest.approx(
-        expected, abs=TOLERANCE
+    # In a process of its own, as the run has closed the process group that engines of this one share.
+    prompt = probe.client.prompt(probe.prompt)
+    images = [(image.size, image.tobytes().hex()) for image in prompt.images]
+    asked = json.dumps([str(checkpoint), list(prompt.token_ids), images, probe.reply_ids])
+    scored = subprocess.run(
+        [sys.executable, "-c", SCORER], input=asked, env=ENVIRONMENT, capture_output=True, text=True
     )
+    assert scored.returncode == 0, scored.stderr[-3000:]
+    theirs = json.loads(scored.stdout.splitlines()[-1])
+    assert theirs == pytest.approx(expected, abs=TOLERANCE)
+
+
+SCORER = """
+import json, sys
+from PIL import Image
+from visor.models.sampling_engine import EnginePrompt
+from visor.models.vllm_engine import LocalEngine
+if __name__ == "__main__":
+    path, ids, images, reply = json.load(sys.stdin)
+    pictures = [Image.frombytes("RGB", tuple(size), bytes.fromhex(data)) for size, data in images]
+    arguments = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
+    engine = LocalEngine(path, max_context=512, max_images=2, engine_args=arguments)
+    scores = engine.score(EnginePrompt(ids, pictures), reply)
     engine.close()
-
-
+    print(json.dumps(scores))
+"""
 DRIVER = """
 import json, os, signal, sys
 sys.path.insert(0, sys.argv[1])
@@ -95,7 +111,7 @@ if __name__ == "__main__":
     log = trainer.journal.log
     def die_after_step_2(metrics):
         log(metrics)
-        if metrics["step"] == 2:
+        if metrics["step"] == 2 and trainer.saved_step == 1 and sys.argv[3] == "die":
             os.kill(os.getpid(), signal.SIGKILL)
     trainer.journal.log = die_after_step_2
     trainer.train()
@@ -110,12 +126,19 @@ def test_a_killed_run_goes_on(world, tmp_path, settings):
     driver.write_text(DRIVER)
     run = tmp_path / "run"
     arguments = [str(driver), str(Path(__file__).parent), json.dumps(grpo_settings(world, run, **settings))]
-    died = subprocess.run([sys.executable, *arguments], env=ENVIRONMENT, capture_output=True, text=True)
+
+    def start(how):
+        return subprocess.run(
+            [sys.executable, *arguments, how], env=ENVIRONMENT, capture_output=True, text=True
+        )
+
+    died = start("die")
     assert died.returncode == -signal.SIGKILL, died.stderr[-3000:]
+    assert [line["step"] for line in read_metrics(run)] == [1, 2]
+    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-1"]
     reply = (run / "fixed_reply.json").read_text()
-    trainer = trainer_for(world, run, **settings)
-    assert trainer.step_done == 1
-    trainer.train()
+    resumed = start("live")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
     metrics = read_metrics(run)
     assert [line["step"] for line in metrics] == [1, 2, 3]
     held_to_the_trainer(metrics)
@@ -157,10 +180,9 @@ def test_a_run_on_a_server(world, tmp_path, settings, server):
     assert other.score(probe.prompt, probe.reply_ids) == pytest.approx(expected.tolist(), abs=TOLERANCE)
     request = Request(list(_messages(trainer)), seed=1, sampling=Sampling(max_tokens=4))
     assert asyncio.run(other.complete(request)).token_ids
+    longer = {**settings, "max_completion_length": 500}
     with pytest.raises(ValueError, match=r"start it with --max-context \d+"):
-        trainer_for(
-            world, tmp_path / "long", **settings, vllm_max_model_length=None, max_completion_length=500
-        )
+        trainer_for(world, tmp_path / "long", **longer)
 
 
 def _messages(trainer):
