@@ -174,7 +174,24 @@ def _load_adapter(network, folder: Path) -> set[str]:
     loaded = network.load_adapter(str(folder), weight_mapping=names)
     if not loaded.missing_keys and loaded.unexpected_keys:
         raise ValueError(f"the model has no place for {sorted(loaded.unexpected_keys)[0]} of {folder}")
-    return set(loaded.missing_keys)
+    return _without_saved_whole(network, folder, set(loaded.missing_keys))
+
+
+def _without_saved_whole(network, folder: Path, missing: set[str]) -> set[str]:
+    """Fill in the weights of modules that an adapter saves whole (`modules_to_save`), which Transformers below
+    5.19 leaves out; returns the names that stay missing."""
+    from safetensors.torch import load_file
+
+    held = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    still = set()
+    for key in missing:
+        plain = key.replace(".modules_to_save.default.", ".")
+        found = [tensor for name, tensor in held.items() if name.endswith(f".{plain}")]
+        if plain == key or len(found) != 1:
+            still.add(key)
+        else:
+            network.get_parameter(key).data.copy_(found[0])
+    return still
 
 
 def _in_adapter(key: str, adapted: set[str]) -> bool:
