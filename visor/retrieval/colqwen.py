@@ -178,8 +178,8 @@ def _load_adapter(network, folder: Path) -> set[str]:
 
 
 def _without_saved_whole(network, folder: Path, missing: set[str]) -> set[str]:
-    """Fill in the weights of modules that an adapter saves whole (`modules_to_save`), which older Transformers
-    leaves out; returns the names that stay missing."""
+    """Fill in the weights of modules that an adapter saves whole (`modules_to_save`), which an older
+    Transformers leaves out; returns the names that stay missing."""
     from safetensors.torch import load_file
 
     held = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
