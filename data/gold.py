@@ -112,7 +112,7 @@ def text_field(record: dict[str, Any], key: str, prefix: str = "") -> str:
     if value is None:
         raise ValueError(f"{prefix}{key} is missing")
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{prefix}{key} is {_shown(value)}, not a text")
+        raise ValueError(f"{prefix}{key} is {shown(value)}, not a text")
     return value
 
 
@@ -124,18 +124,21 @@ def answer_texts(value: Any, name: str) -> list[str]:
     """
     answers = value if isinstance(value, list) else [value]
     usable = [
-        isinstance(item, str | int | float) and not isinstance(item, bool) and str(item).strip()
+        isinstance(item, str | int | float)
+        and not isinstance(item, bool)
+        and item == item  # not NaN, which tables have for a missing value
+        and str(item).strip()
         for item in answers
     ]
     if not answers or not all(usable):
-        raise ValueError(f"{name} is {_shown(value)}, not an answer")
+        raise ValueError(f"{name} is {shown(value)}, not an answer")
     return [str(item) for item in answers]
 
 
 def answer_text(value: Any, name: str) -> str:
     """A field that is one text or number, as `answer_texts` reads them."""
     if isinstance(value, list):
-        raise ValueError(f"{name} is {_shown(value)}, not a text")
+        raise ValueError(f"{name} is {shown(value)}, not a text")
     return answer_texts(value, name)[0]
 
 
@@ -143,11 +146,12 @@ def page_list(value: Any, name: str) -> list[int]:
     """Page numbers of a field: a list of whole numbers, or one; None is none. ValueError naming the field."""
     pages = [] if value is None else [value] if type(value) is int else value
     if not isinstance(pages, list) or any(type(page) is not int for page in pages):
-        raise ValueError(f"{name} {_shown(value)} is not a list of page numbers")
+        raise ValueError(f"{name} {shown(value)} is not a list of page numbers")
     return pages
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as messages show it, whatever its type."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 

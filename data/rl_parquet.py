@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.corpus import Corpus
-from data.gold import GoldPages, answer_texts, distinct_id, page_list, text_field
+from data.gold import GoldPages, answer_texts, distinct_id, page_list, shown, text_field
 from data.table_rows import RowFile, split_of
 from visor.files import atomic_file
 from visor.types import Question, split_page_id
@@ -100,7 +100,7 @@ def _question(row: dict[str, Any], position: int, gold: GoldPages, where: str) -
     """ValueError, naming the field, for a row that is no question."""
     extra = row.get("extra_info") if row.get("extra_info") is not None else {}
     if not isinstance(extra, dict):
-        raise ValueError(f"extra_info is {json.dumps(extra)}, not an object")
+        raise ValueError(f"extra_info is {shown(extra)}, not an object")
     pages = _gold_pages(extra, gold, where)
     return Question(
         question_id=_question_id(extra, position),
@@ -155,7 +155,7 @@ def _gold_pages(extra: dict[str, Any], gold: GoldPages, where: str) -> list[str]
     if extra.get("gold_page_ids") is not None:
         given = extra["gold_page_ids"]
         if not isinstance(given, list) or not all(isinstance(page, str) for page in given):
-            raise ValueError(f"extra_info.gold_page_ids {json.dumps(given)} is not a list of page ids")
+            raise ValueError(f"extra_info.gold_page_ids {shown(given)} is not a list of page ids")
         pages = [page for page_id in given for page in gold.check(*split_page_id(page_id), where)]
         return list(dict.fromkeys(pages))
     numbers = page_list(extra.get("reference_page"), "extra_info.reference_page")

@@ -67,7 +67,7 @@ class RowFile:
                 for position in range(first, first + batch.num_rows):
                     if only is None or position in only:
                         yield position, batch.slice(position - first, 1).to_pylist()[0]
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.path} is damaged near row {position + 1}: {error}") from None
 
     def _batches(

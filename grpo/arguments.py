@@ -119,7 +119,7 @@ class GrpoConfig(ModelOptions, HubOptions, EngineOptions):
     """Micro-batches of one update. None: a single update over all rows of the step."""
     max_steps: int = Field(100, ge=1)
     """A step samples questions_per_step questions and trains on them."""
-    learning_rate: float = 1e-6
+    learning_rate: float = Field(1e-6, ge=0)
     lr_scheduler_type: str = "constant_with_warmup"
     warmup_steps: float = Field(0.0, ge=0)
     """A number of steps, or a share of max_steps when below 1."""

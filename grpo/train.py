@@ -45,7 +45,7 @@ def _train(config: GrpoConfig) -> int:
         torch.set_num_threads(config.torch_threads)
     try:
         trainer = build_trainer(config)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EngineFailed) as error:
         print(f"grpo.train: error: {error}", file=sys.stderr)
         return 2
     try:

@@ -31,6 +31,7 @@ from visor.env.config import EpisodeConfig
 from visor.env.crop import ImageCutter
 from visor.models.base import ImageSource, PolicyClient, Sampling
 from visor.models.loading import SPEC_FORMS, make_client, parse_model_spec
+from visor.models.sampling_engine import EngineFailed
 from visor.retrieval.base import Retriever
 from visor.retrieval.index import index_path, open_index
 from visor.retrieval.opening import resolved
@@ -169,17 +170,20 @@ def build_client(config: AgentConfig, corpus: PageStore) -> PolicyClient:
         import torch
 
         torch.set_num_threads(config.torch_threads)
-    return make_client(
-        spec,
-        images=ImageCutter(corpus),
-        dtype=config.dtype,
-        device=config.device,
-        attn_implementation=config.attn_implementation,
-        max_context=config.max_context,
-        max_images=config.max_images,
-        batch_size=config.batch_size,
-        openai_args={"jpeg_quality": config.jpeg_quality, "max_image_bytes": config.max_image_bytes},
-    )
+    try:
+        return make_client(
+            spec,
+            images=ImageCutter(corpus),
+            dtype=config.dtype,
+            device=config.device,
+            attn_implementation=config.attn_implementation,
+            max_context=config.max_context,
+            max_images=config.max_images,
+            batch_size=config.batch_size,
+            openai_args={"jpeg_quality": config.jpeg_quality, "max_image_bytes": config.max_image_bytes},
+        )
+    except EngineFailed as error:  # a server that does not answer
+        raise ValueError(str(error)) from error
 
 
 def describe_model(spec: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,13 +41,19 @@ def checkpoint_fingerprint(path: str | Path) -> str:
     """SHA-256 of a checkpoint folder: small files whole, of large ones the size, first and last MiB.
 
     Tells checkpoints apart without reading all their weights. A hub name stands for its files in the local
-    cache. ValueError when there is no config.json.
+    cache, and an adapter's base model counts with it. ValueError when there is no config.json or
+    adapter_config.json.
     """
     folder = (cached_folder(str(path)) if is_hub_name(path) else None) or Path(path)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is no checkpoint folder: it has no config.json")
+    adapter = folder / "adapter_config.json"
+    if not adapter.is_file() and not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is no checkpoint folder: it has no config.json or adapter_config.json")
     files = [p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".jinja", ".txt")]
-    return _digest((file.name, _edges(file)) for file in sorted(files))
+    contents = [(file.name, _edges(file)) for file in sorted(files)]
+    if adapter.is_file():
+        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        contents.append(("base model", checkpoint_fingerprint(base).encode()))
+    return _digest(contents)
 
 
 def corpus_fingerprints(store: PageStore) -> dict[str, Any]:

@@ -28,7 +28,9 @@ def find_trajectory(
     for record in read_lines(path):
         if question_id in (None, record["question_id"]) and sample_index in (None, record["sample_index"]):
             return Trajectory.model_validate(record)
-    raise ValueError(f"{path} has no trajectory of question {question_id!r}, sample {sample_index}")
+    wanted = [] if question_id is None else [f"question {question_id!r}"]
+    wanted += [] if sample_index is None else [f"sample {sample_index}"]
+    raise ValueError(f"{path} has no trajectory of {', '.join(wanted) or 'any question'}")
 
 
 def build_row(

@@ -8,7 +8,7 @@ import pytest
 
 from data.corpus import Corpus, ingest
 from data.questions import load_questions
-from data.rl_parquet import COLUMNS, main, write_questions_parquet
+from data.rl_parquet import COLUMNS, load, main, write_questions_parquet
 from visor.types import Question
 
 RULES = "Think first. For example, <answer> Beijing </answer>. Question: "
@@ -121,3 +121,18 @@ def test_other_columns_and_damaged_files_are_refused(tmp_path):
     path.write_bytes(b"PAR1 nothing")
     with pytest.raises(ValueError, match=r"x\.parquet is not a parquet file"):
         load_questions(f"rl_parquet:{path}", problems=[])
+
+
+def test_bytes_and_missing_numbers_are_named(tmp_path):
+    odd = pa.table({"prompt": ["a"], "reward_model": [{"ground_truth": "x"}], "extra_info": [b"\xff"]})
+    pq.write_table(odd, tmp_path / "odd.parquet")
+    problems: list[str] = []
+    assert load(tmp_path / "odd.parquet", problems=problems) == []
+    assert "extra_info is" in problems[0]
+    numbers = pa.table(
+        {"prompt": ["a"], "reward_model": [{"ground_truth": float("nan")}], "extra_info": [{"question": "q"}]}
+    )
+    pq.write_table(numbers, tmp_path / "nan.parquet")
+    problems = []
+    assert load(tmp_path / "nan.parquet", problems=problems) == []
+    assert "ground_truth" in problems[0]

@@ -122,6 +122,17 @@ class FixedRetriever:
         return [ScoredPage(f"d#page={n}", 1.0) for n in self.order][:k]
 
 
+def test_fingerprint_of_an_adapter_counts_its_base_model(tmp_path):
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    adapter.mkdir()
+    (base / "config.json").write_text("{}")
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    before = checkpoint_fingerprint(adapter)
+    (base / "config.json").write_text('{"hidden_size": 8}')
+    assert checkpoint_fingerprint(adapter) != before
+
+
 def test_retriever_fingerprint_is_the_rank_order_of_the_first_five():
     first = retriever_fingerprint(FixedRetriever([1, 2, 3, 4, 5, 6]))
     assert len(first) == 16

@@ -46,6 +46,12 @@ class ModelOptions(Config):
         return self
 
     @model_validator(mode="after")
+    def _something_trains(self) -> Self:
+        if {"vision_tower", "projector", "language_model"} <= set(self.freeze):
+            raise ValueError("freeze names every part of the model, so nothing would train; leave one out")
+        return self
+
+    @model_validator(mode="after")
     def _the_adapter_is_not_frozen(self) -> Self:
         if self.use_peft and "language_model" in self.freeze:
             raise ValueError(
