@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from visor.models.loading import load_config
 from visor.models.sampling_engine import EngineBusy, EngineFailed, EnginePrompt, EngineReply, EngineSampling
-from visor.models.vllm_faults import tolerate_odd_attributes
+from visor.models.vllm_faults import say_once, tolerate_odd_attributes
 from visor.models.vllm_rope import rope_overrides
 from visor.models.weight_files import (
     WeightFiles,
@@ -226,6 +226,7 @@ class LocalEngine:
             raise ValueError("a vllm: model needs the vllm package; install visor-rag[vllm]") from error
         self._vllm, self._final_only = vllm, RequestOutputKind.FINAL_ONLY
         tolerate_odd_attributes()
+        say_once()
         try:
             with _random_state_kept(), _in_process():
                 overrides = rope_overrides(load_config(self.model))

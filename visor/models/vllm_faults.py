@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,3 +24,23 @@ def tolerate_odd_attributes() -> None:
 
     # The name as the module sees it; the builtin stays.
     dispatcher.vars = dictionary
+
+
+def say_once() -> None:
+    """Let vLLM's CPU worker say each thing once: it warns of a setting that vLLM itself makes, and that the
+    worker has switched off, at every picture."""
+    logger = logging.getLogger("vllm.v1.worker.cpu_worker")
+    if not any(isinstance(each, _Once) for each in logger.filters):
+        logger.addFilter(_Once())
+
+
+class _Once(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        is_new = message not in self._said
+        self._said.add(message)
+        return is_new
